@@ -1,0 +1,1 @@
+"""Lossless DDTree speculative decoding of Kimi K2.6."""

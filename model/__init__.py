@@ -1,0 +1,1 @@
+"""Configuration, weights, cache and forward passes of the target and of the drafter."""
