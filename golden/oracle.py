@@ -1,0 +1,85 @@
+"""The embedded checkpoint in an implementation that shares no line with this project.
+
+transformers' DeepseekV3 runs it in float32 on the CPU, with the INT4 experts that compressed-tensors decompressed
+to bf16(q * scale). Needs the `oracle` extra; used by `make_golden.py` and `pytest -m oracle` alone.
+"""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+PACKAGES = ("torch", "transformers", "compressed-tensors", "safetensors", "numpy")
+
+
+class Oracle:
+    """Logits float32[T, V] of plain sequences and of trees, and greedy continuations with their margins."""
+
+    def __init__(self, folder: Path):
+        text = json.loads((folder / "config.json").read_text())["text_config"]
+        config = DeepseekV3Config.from_dict(text | {"model_type": "deepseek_v3"})
+        self.model = DeepseekV3ForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            key_mapping={r"^language_model\.": ""},
+            attn_implementation="eager",
+            experts_implementation="eager",
+            dtype=torch.float32,
+        ).eval()
+        for weight in self.model.parameters():
+            weight.data = weight.data.float()  # experts arrive as bfloat16 whatever dtype is asked for
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """float32[T, V]: row t scores the token after ids[: t + 1]."""
+        return self._forward(ids)
+
+    def greedy(self, ids: list[int], steps: int) -> tuple[list[int], list[float]]:
+        """The most probable continuation, and by how much each token's logit leads the next best.
+
+        Every step runs the whole sequence again: no cache, nothing to trust but the forward pass.
+        """
+        sequence, gaps = list(ids), []
+        for _ in range(steps):
+            second, first = np.partition(row := self._forward(sequence, last=1)[-1], -2)[-2:]
+            sequence.append(int(row.argmax()))
+            gaps.append(float(first - second))
+        return sequence[len(ids) :], gaps
+
+    def tree_logits(self, prefix: list[int], tokens: list[int], parents: list[int]) -> np.ndarray:
+        """float32[N, V] of a tree whose root, node 0, follows `prefix`; a node sees the prefix and its ancestors.
+
+        The mask is additive: eager attention takes a boolean 4-D mask without complaint and adds it as 0 and 1.
+        """
+        before, nodes = len(prefix), len(tokens)
+        depths = [0] * nodes
+        hidden = torch.full((before + nodes,) * 2, torch.finfo(torch.float32).min)
+        hidden[:before, :before].triu_(1)
+        hidden[before:, :before] = 0.0
+        for node, parent in enumerate(parents):
+            row = hidden[before + node]
+            if parent >= 0:
+                depths[node] = depths[parent] + 1
+                row[:] = hidden[before + parent]
+            row[before + node] = 0.0
+        positions = [*range(before), *(before + depth for depth in depths)]
+        ids = [*prefix, *tokens]
+        return self._forward(ids, positions=positions, mask=hidden, last=nodes)
+
+    @torch.inference_mode()
+    def _forward(self, ids, positions=None, mask=None, last=0) -> np.ndarray:
+        output = self.model(
+            input_ids=torch.tensor([ids]),
+            position_ids=None if positions is None else torch.tensor([positions]),
+            attention_mask=None if mask is None else mask[None, None],
+            use_cache=False,
+            logits_to_keep=last,  # 0 keeps all
+        )
+        return output.logits[0].numpy()
+
+
+def versions() -> dict[str, str]:
+    """What produced the numbers, for the provenance record."""
+    return {name: version(name) for name in PACKAGES}
