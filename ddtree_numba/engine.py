@@ -1,0 +1,270 @@
+"""The engine: admits prompts, runs rounds over all of them, and yields what each round emitted."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ddtree_numba import verbs
+from ddtree_numba.budget import MAX_BUDGET, StepTimes
+from ddtree_numba.detokenize import Detokenizer
+from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
+from ddtree_numba.model.cache import PAGE, PageTable, pages_for
+from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.request import Increment, Request, RoundTrace
+from ddtree_numba.sampling import SamplingParams
+from ddtree_numba.spec.tree_build import Tree
+
+MODES = ("ddtree", "chain", "ar")
+PREFILL_CHUNK = 256  # prompt tokens a forward
+
+
+class Engine:
+    """A loaded model, ready to generate.
+
+    Public: `config`, `drafter_config`, `tokenizer`, `context` (longest prompt and answer together).
+    """
+
+    def __init__(self, loaded: Loaded, max_batch: int, max_context: int | None) -> None:
+        self.config, self.drafter_config = loaded.config, loaded.drafter_config
+        self.tokenizer, self.load_seconds = loaded.tokenizer, loaded.seconds
+        limit = self.config.max_position_embeddings
+        self.context = min(max_context or limit, limit)
+        self.max_batch = max_batch
+        pages = max_batch * pages_for(self.context)
+        nodes = max(MAX_BUDGET + 1, PREFILL_CHUNK)
+        self.ranks = loaded.build(pages + 1, max_batch, nodes)
+        self.pages = PageTable(max_batch + 1, pages + 1, self.context)
+        self._spare = max_batch  # a slot that no request gets: step times are measured on it
+        self.pages.reserve(self._spare, PAGE)
+        self.stop_ids = frozenset(self.tokenizer.stop_ids) | set(self.config.eos_token_ids)
+        self._times: StepTimes | None = None
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path | None = None,
+        drafter: str | Path | None = None,
+        backend: str = "auto",
+        tp: int = 1,
+        *,
+        dtype: str = "bfloat16",
+        max_batch: int = 4,
+        max_context: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Engine":
+        """Load a checkpoint folder and its drafter.
+
+        None is the embedded model, and for the drafter the folder's own subfolder `drafter`.
+        `progress(bytes_done, bytes_total)` is called while weights are read. Raises CheckpointError
+        or ValueError, in one line, before anything is generated.
+        """
+        loaded = load_checkpoint(folder or EMBEDDED, drafter, backend, tp, dtype, progress)
+        return cls(loaded, max_batch, max_context)
+
+    def generate(
+        self,
+        prompts: list[str | list[int]],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        mode: str = "ddtree",
+        budget: str | int = "auto",
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Increment]:
+        """Answer prompts (text or token ids), `max_batch` at a time.
+
+        Yields one `Increment` a round and prompt. Modes: "ddtree" verifies trees of `budget` nodes
+        beside the root ("auto": as many as pay), "chain" the greedy DFlash chain, "ar" decodes one
+        token a step; all three emit the same tokens. Setting `cancel` ends every answer after the
+        current round. A prompt that cannot be answered yields an error increment.
+        """
+        self._check(mode, budget)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        for one in params:
+            one.validate()
+        waiting = deque(enumerate(zip(prompts, params, strict=True)))
+        return self._generate(waiting, mode, budget, cancel)
+
+    def logits(
+        self, prompt: list[int], tokens: list[int] | None = None, parents: list[int] | None = None
+    ) -> np.ndarray:
+        """The target's logits, float32 [N,V]: after a prompt (row 0) and after each node below it.
+
+        `tokens` [N-1] are the nodes beside the root, `parents` [N-1] their parents (0: the root).
+        """
+        tokens, parents = tokens or [], parents or []
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent] + 1)
+        tree = Tree(
+            np.array([[prompt[-1], *tokens]], np.int32),
+            np.array([[-1, *parents]], np.int32),
+            np.array([depths], np.int32),
+            np.zeros((1, len(depths)), np.float32),
+            np.array([len(depths)], np.int32),
+        )
+        slot = self.pages.free_slot()
+        try:
+            self.pages.reserve(slot, len(prompt))
+            self._prefill(prompt, slot, with_taps=False)
+            starts = np.array([len(prompt) - 1], np.int32)
+            batch = VerifyInput.of_tree(tree, starts, self.pages.rows[slot : slot + 1])
+            return self.ranks.verify(batch, False)[0]
+        finally:
+            self.pages.release(slot)
+
+    def _check(self, mode: str, budget: str | int) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        if mode != "ar" and self.drafter_config is None:
+            raise ValueError(f"mode {mode!r} needs a drafter; this checkpoint has none")
+        if budget != "auto" and not (isinstance(budget, int) and 0 <= budget <= MAX_BUDGET):
+            raise ValueError(f"budget must be 'auto' or 0 .. {MAX_BUDGET}, not {budget!r}")
+
+    def _generate(self, waiting: deque, mode: str, budget, cancel) -> Iterator[Increment]:
+        active: list[Request] = []
+        if mode == "ddtree" and budget == "auto":
+            self.step_times()
+        try:
+            while waiting or active:
+                while waiting and len(active) < self.max_batch:
+                    index, (prompt, params) = waiting[0]
+                    admitted = self._admit(index, prompt, params, mode, budget)
+                    if admitted is None:
+                        break  # too few free pages: wait until a request ends
+                    waiting.popleft()
+                    if isinstance(admitted, Increment):
+                        yield admitted
+                    else:
+                        active.append(admitted)
+                if cancel is not None and cancel.is_set():
+                    for request in active:
+                        request.finish_reason = "cancelled"
+                        yield self._report(request, [], "")
+                    return
+                if active:
+                    yield from self._round(active, mode, budget)
+                    for request in active:
+                        if request.finish_reason:
+                            self.pages.release(request.slot)
+                    active = [request for request in active if not request.finish_reason]
+        finally:
+            for request in active:
+                self.pages.release(request.slot)
+
+    def _admit(
+        self, index: int, prompt: str | list[int], params: SamplingParams, mode: str, budget
+    ) -> Request | Increment | None:
+        """Give a prompt pages and prefill it; an Increment if it ends at once, None if it waits."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        error = self._refusal(ids)
+        if error:
+            return Increment(index, finish_reason="error", error=error)
+        detokenizer = Detokenizer(self.tokenizer, params.stop)
+        label = budget if mode == "ddtree" else None
+        seed = params.seed_or_fresh()
+        request = Request(index, ids, params, detokenizer, seed, mode, label)
+        if params.max_new_tokens == 0:
+            request.finish_reason = "length"
+            return self._report(request, [], "")
+        slot = self.pages.free_slot()
+        if not self.pages.reserve(slot, min(self.context, len(ids) + params.max_new_tokens)):
+            return None
+        request.slot = slot
+        begin = time.perf_counter()
+        try:
+            self._prefill(ids, slot, with_taps=mode != "ar")
+        except BaseException:
+            self.pages.release(slot)
+            raise
+        request.length = len(ids) - 1
+        request.prefill_seconds = time.perf_counter() - begin
+        return request
+
+    def _refusal(self, ids: list[int]) -> str | None:
+        """Why a prompt cannot be answered, in one line."""
+        if not ids:
+            return "the prompt is empty: give at least one token"
+        if len(ids) >= self.context:
+            return (
+                f"the prompt has {len(ids)} tokens; "
+                f"the context holds {self.context}, of which the answer needs at least one"
+            )
+        outside = [token for token in ids if not 0 <= token < self.config.vocab_size]
+        if outside:
+            return f"token id {outside[0]} lies outside the vocabulary of {self.config.vocab_size}"
+        return None
+
+    def _prefill(self, ids: list[int], slot: int, with_taps: bool) -> None:
+        """Commit all but the last prompt token, which becomes the first root."""
+        table = self.pages.rows[slot : slot + 1]
+        for start in range(0, len(ids) - 1, PREFILL_CHUNK):
+            chunk = np.array(ids[start : min(start + PREFILL_CHUNK, len(ids) - 1)], np.int32)
+            batch = VerifyInput.of_chain(chunk, start, table)
+            self.ranks.forward(batch, with_taps)
+            path = np.arange(len(chunk), dtype=np.int32)[None]
+            self.ranks.commit(batch.starts, path, batch.sizes, table)
+
+    def _round(self, active: list[Request], mode: str, budget) -> Iterator[Increment]:
+        begin = time.perf_counter()
+        state = verbs.Round(
+            roots=np.array([request.root for request in active], np.int32),
+            starts=np.array([request.length for request in active], np.int32),
+            room=np.array([request.room(self.context) for request in active], np.int32),
+            page_table=self.pages.rows[[request.slot for request in active]],
+            seeds=[request.seed for request in active],
+            params=[request.params for request in active],
+            with_draft=mode != "ar",
+        )
+        nodes, children, times = self._plan(mode, budget)
+        verbs.draft(state, self.ranks, children)
+        verbs.build(state, self.ranks, nodes, times)
+        verbs.verify(state, self.ranks)
+        verbs.accept(state, self.ranks)
+        emitted = [self._emit(state, row, request) for row, request in enumerate(active)]
+        counts = np.array([max(len(tokens), 1) for tokens, _ in emitted], np.int32)
+        verbs.commit(state, self.ranks, counts)
+
+        seconds = time.perf_counter() - begin
+        for row, (request, (tokens, text)) in enumerate(zip(active, emitted, strict=True)):
+            request.length += int(counts[row])
+            request.decode_seconds += seconds
+            yield self._report(request, tokens, text, state.trace(row, len(tokens)))
+
+    def _emit(self, state: verbs.Round, row: int, request: Request) -> tuple[list[int], str]:
+        """The tokens of a request's accepted path that it still takes, and their text."""
+        request.rounds += 1
+        tokens = state.path_tokens(row)
+        count, text = request.take(tokens, self.stop_ids, self.context)
+        return tokens[:count], text
+
+    def _report(
+        self, request: Request, tokens: list[int], text: str, trace: RoundTrace | None = None
+    ) -> Increment:
+        return request.increment(tokens, text, self.ranks.ops.name, self.load_seconds, trace)
+
+    def _plan(self, mode: str, budget) -> tuple[int, int, StepTimes | None]:
+        """(nodes beside the root, children of a node, step times if they are to decide)."""
+        if mode == "ar":
+            return 0, 0, None
+        if mode == "chain":
+            return self.drafter_config.block_size - 1, 1, None
+        if budget == "auto":
+            return verbs.MAX_CHILDREN, verbs.MAX_CHILDREN, self.step_times()
+        return budget, min(budget, verbs.MAX_CHILDREN), None
+
+    def step_times(self) -> StepTimes:
+        """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""
+        if self._times is None:
+            table = self.pages.rows[self._spare : self._spare + 1]
+            start, root = np.array([PAGE], np.int32), np.zeros(1, np.int32)
+
+            def verify(rows: int) -> None:
+                chain = VerifyInput.of_chain(np.zeros(rows, np.int32), PAGE, table)
+                self.ranks.verify(chain, True)
+
+            self._times = StepTimes.measure(lambda: self.ranks.draft(root, start, table), verify)
+        return self._times

@@ -1,0 +1,102 @@
+"""From a checkpoint folder to ranks that can run; here backend and rank count are chosen."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.cache import Cache
+from ddtree_numba.model.comm import Comm, SingleRank, ThreadGroup
+from ddtree_numba.model.config import (
+    DrafterConfig,
+    ModelConfig,
+    load_config,
+    load_drafter_config,
+)
+from ddtree_numba.model.drafter import Drafter
+from ddtree_numba.model.loader import load_drafter, load_target
+from ddtree_numba.model.rank import Rank, Ranks
+from ddtree_numba.model.target import Target
+from ddtree_numba.model.weights import DrafterWeights, TargetWeights
+from ddtree_numba.tokenizer import Tokenizer
+
+EMBEDDED = Path(__file__).parent / "tiny"
+BACKENDS = ("auto", "numpy", "cuda")
+
+
+@dataclass
+class Loaded:
+    """A checkpoint in memory: `weights[rank]` holds each rank's share of target and drafter."""
+
+    config: ModelConfig
+    drafter_config: DrafterConfig | None
+    tokenizer: Tokenizer
+    weights: list[tuple[TargetWeights, DrafterWeights | None]]
+    ops: NumpyBackend
+    seconds: float
+
+    def build(self, pages: int, slots: int, nodes: int) -> Ranks:
+        """Ranks with a cache of `pages` pages, `slots` requests and `nodes` tree rows a request."""
+        world = len(self.weights)
+        group = ThreadGroup(world) if world > 1 else None
+        comms: list[Comm] = list(group.comms) if group else [SingleRank()]
+        ranks = []
+        for comm, (target, drafter) in zip(comms, self.weights, strict=True):
+            cache = Cache(
+                self.config, self.drafter_config, world, pages, slots, nodes, self.ops.dtype
+            )
+            draft_model = None
+            if drafter is not None and self.drafter_config is not None:
+                draft_model = Drafter(self.drafter_config, drafter, self.ops, comm)
+            ranks.append(
+                Rank(Target(self.config, target, self.ops, comm), draft_model, cache, self.ops)
+            )
+        return Ranks(ranks, group)
+
+
+def choose_backend(backend: str, dtype: str) -> NumpyBackend:
+    """The operations to run on; ValueError for a backend that is unknown or not built."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    if backend == "cuda":
+        raise ValueError("backend 'cuda' is not part of this version: use 'numpy'")
+    return NumpyBackend(dtype)
+
+
+def load_checkpoint(
+    folder: str | Path,
+    drafter: str | Path | None,
+    backend: str,
+    tp: int,
+    dtype: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Loaded:
+    """Read configuration, tokenizer and every rank's weights.
+
+    Raises CheckpointError or ValueError, in one line.
+    """
+    begin = time.perf_counter()
+    ops = choose_backend(backend, dtype)
+    folder = Path(folder)
+    config = load_config(folder)
+    if drafter is None and (folder / "drafter" / "config.json").is_file():
+        drafter = folder / "drafter"
+    drafter_config = load_drafter_config(Path(drafter)) if drafter is not None else None
+    tokenizer = Tokenizer.load(folder)
+    weights = []
+    for rank in range(tp):
+        report = partial(_share, progress, rank, tp) if progress else None
+        target = load_target(folder, config, rank, tp, progress=report)
+        draft = None
+        if drafter is not None and drafter_config is not None:
+            draft = load_drafter(Path(drafter), drafter_config, rank, tp)
+        weights.append((target, draft))
+    seconds = time.perf_counter() - begin
+    return Loaded(config, drafter_config, tokenizer, weights, ops, seconds)
+
+
+def _share(progress: Callable[[int, int], None], rank: int, tp: int, done: int, total: int) -> None:
+    """Progress of one rank's share as part of all ranks'."""
+    progress(rank * total + done, tp * total)

@@ -1,0 +1,85 @@
+"""Sums and gathers over tensor-parallel ranks: one rank, or threads of one process."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from ddtree_numba.spec.all_reduce import all_reduce
+
+
+class Comm(Protocol):
+    """What the model asks of its ranks; every rank calls the same methods in the same order."""
+
+    rank: int
+    world: int
+
+    def all_reduce(self, partial: np.ndarray) -> np.ndarray:
+        """Sum [T,H] over ranks, in rank order, in float32, rounded once."""
+
+    def all_gather(self, part: np.ndarray) -> np.ndarray:
+        """Join the ranks' parts along the last axis, in rank order."""
+
+
+class SingleRank:
+    """A world of one: nothing to add, nothing to gather."""
+
+    rank, world = 0, 1
+
+    def all_reduce(self, partial: np.ndarray) -> np.ndarray:
+        return partial
+
+    def all_gather(self, part: np.ndarray) -> np.ndarray:
+        return part
+
+
+class ThreadGroup:
+    """Ranks as threads of one process: runs a function on every rank and lets their calls meet."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.comms = [ThreadComm(self, rank) for rank in range(world)]
+        self._slots: list[np.ndarray] = [np.empty(0)] * world
+        self._barrier = threading.Barrier(world)
+        self._pool = ThreadPoolExecutor(world, thread_name_prefix="rank")
+
+    def exchange(self, rank: int, value: np.ndarray) -> list[np.ndarray]:
+        """Every rank's value, in rank order, on every rank."""
+        self._slots[rank] = value
+        self._barrier.wait()
+        values = list(self._slots)
+        self._barrier.wait()  # nobody overwrites a slot before all have read it
+        return values
+
+    def run(self, work: Callable[[int], object]) -> list:
+        """work(rank) on every rank at once; the first failure is raised and frees the others."""
+
+        def guarded(rank: int) -> object:
+            try:
+                return work(rank)
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        futures = [self._pool.submit(guarded, rank) for rank in range(self.world)]
+        errors = [error for future in futures if (error := future.exception())]
+        if errors:
+            self._barrier.reset()
+            own = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+            raise (own or errors)[0]
+        return [future.result() for future in futures]
+
+
+class ThreadComm:
+    """One rank of a `ThreadGroup`."""
+
+    def __init__(self, group: ThreadGroup, rank: int) -> None:
+        self.group, self.rank, self.world = group, rank, group.world
+
+    def all_reduce(self, partial: np.ndarray) -> np.ndarray:
+        return all_reduce(np.stack(self.group.exchange(self.rank, partial)))
+
+    def all_gather(self, part: np.ndarray) -> np.ndarray:
+        return np.concatenate(self.group.exchange(self.rank, part), axis=-1)

@@ -1,0 +1,126 @@
+"""The DFlash drafter: one pass proposes a distribution for each of the next positions.
+
+Source: z-lab/dflash, `dflash/model.py`. It owns neither embedding nor head but uses the target's.
+"""
+
+import numpy as np
+
+from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.cache import Cache
+from ddtree_numba.model.comm import Comm
+from ddtree_numba.model.config import DrafterConfig
+from ddtree_numba.model.weights import DrafterWeights, DraftLayerWeights
+from ddtree_numba.spec.rope import yarn_frequencies
+
+
+class Drafter:
+    """One rank's share of the drafter."""
+
+    def __init__(
+        self, config: DrafterConfig, weights: DrafterWeights, ops: NumpyBackend, comm: Comm
+    ) -> None:
+        self.config, self.weights, self.ops, self.comm = config, weights, ops, comm
+        self.inv_freq = yarn_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.heads = config.num_attention_heads // comm.world
+        self.kv_heads = config.num_key_value_heads // comm.world
+        self.query_width = self.heads * config.head_dim
+
+    def append(
+        self,
+        taps: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        page_table: np.ndarray,
+        cache: Cache,
+    ) -> None:
+        """Write the context of committed rows: taps [R,C,K*H], row j < counts at position starts + j.
+
+        Context rows pass through no attention and no MLP: one projection serves every layer's keys.
+        """
+        ops = self.ops
+        requests, rows = taps.shape[:2]
+        positions = (starts[:, None] + np.arange(rows)).reshape(-1)
+        context = ops.linear(taps.reshape(requests * rows, -1), self.weights.fc)
+        context = ops.rms_norm(context, self.weights.hidden_norm, self.config.rms_norm_eps)
+        written = ops.empty((len(self.weights.layers), requests, rows, cache.draft_pages.shape[-1]))
+        for layer, out in zip(self.weights.layers, written, strict=True):
+            key_value = ops.linear(context, layer.qkv[self.query_width :])
+            key, value = self._keys_values(layer, key_value, positions)
+            both = ops.concatenate([key.reshape(len(key), -1), value.reshape(len(value), -1)])
+            out[...] = both.reshape(requests, rows, -1)
+        order = np.broadcast_to(np.arange(rows, dtype=np.int32), (requests, rows))
+        ops.cache_commit(cache.draft_pages, written, page_table, starts, order, counts)
+
+    def forward(
+        self, block: np.ndarray, starts: np.ndarray, page_table: np.ndarray, cache: Cache
+    ) -> np.ndarray:
+        """Embedded block [R,B,H], row i at position starts + i -> normed hidden [R,B-1,H].
+
+        Row i predicts the token at its own position; row 0 holds the anchor, which is known.
+        """
+        ops, c = self.ops, self.config
+        requests, rows, width = block.shape
+        positions = (starts[:, None] + np.arange(rows)).reshape(-1)
+        x = block.reshape(-1, width)
+        h = ops.rms_norm(x, self.weights.layers[0].input_norm, c.rms_norm_eps)
+        for index, layer in enumerate(self.weights.layers):
+            mixed = self.attention(layer, index, h, positions, starts, page_table, cache)
+            h, x = ops.rms_norm(x, layer.post_norm, c.rms_norm_eps, residual=mixed)
+            mixed = ops.linear(ops.swiglu(ops.linear(h, layer.mlp.gate_up)), layer.mlp.down)
+            last = index + 1 == len(self.weights.layers)
+            norm = self.weights.norm if last else self.weights.layers[index + 1].input_norm
+            h, x = ops.rms_norm(x, norm, c.rms_norm_eps, residual=self.comm.all_reduce(mixed))
+        return h.reshape(requests, rows, width)[:, 1:]
+
+    def attention(
+        self,
+        layer: DraftLayerWeights,
+        index: int,
+        h: np.ndarray,
+        positions: np.ndarray,
+        starts: np.ndarray,
+        page_table: np.ndarray,
+        cache: Cache,
+    ) -> np.ndarray:
+        """Block rows see the committed context and the block, as the layer's type says."""
+        ops, c = self.ops, self.config
+        requests = len(starts)
+        joint = ops.linear(h, layer.qkv)  # [T, (heads + 2 kv_heads) * head_dim]
+        query, key_value = np.split(joint, [self.query_width], axis=-1)
+        query = self._rotate(query, layer.q_norm, self.heads, positions)
+        key, value = self._keys_values(layer, key_value, positions)
+        sliding = c.layer_types[index] == "sliding_attention"
+        pages = cache.draft_pages[index]
+        out = ops.draft_attention(
+            *(part.reshape(requests, -1, *part.shape[1:]) for part in (query, key, value)),
+            pages.reshape(*pages.shape[:2], 2, self.kv_heads, c.head_dim),
+            page_table,
+            starts,
+            c.head_dim**-0.5,
+            causal=sliding if c.is_causal is None else c.is_causal,
+            window=c.sliding_window if sliding else None,
+        )
+        return self.comm.all_reduce(ops.linear(out.reshape(len(h), -1), layer.o))
+
+    def _keys_values(
+        self, layer: DraftLayerWeights, key_value: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """[T, 2 kv_heads * head_dim] -> rotated keys and plain values, [T, kv_heads, head_dim]."""
+        key, value = np.split(key_value, 2, axis=-1)
+        key = self._rotate(key, layer.k_norm, self.kv_heads, positions)
+        return key, value.reshape(key.shape)
+
+    def _rotate(
+        self, x: np.ndarray, norm: np.ndarray, heads: int, positions: np.ndarray
+    ) -> np.ndarray:
+        """Norm over head_dim, then rotary embedding of the whole head in half-split pairs."""
+        c = self.config
+        x = self.ops.rms_norm(x.reshape(-1, c.head_dim), norm, c.rms_norm_eps)
+        x = x.reshape(-1, heads, c.head_dim)
+        return self.ops.rope(
+            x,
+            positions,
+            self.inv_freq,
+            interleaved=False,
+            amplitude=c.rope_attention_factor,
+        )

@@ -1,0 +1,87 @@
+"""One tensor-parallel rank: its weights, its cache, and what a round asks of both."""
+
+import numpy as np
+
+from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.cache import Cache
+from ddtree_numba.model.comm import ThreadGroup
+from ddtree_numba.model.drafter import Drafter
+from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.model.target import Target
+
+
+class Rank:
+    """Target, drafter and cache of one rank. Every rank runs every call, in the same order."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter | None, cache: Cache, ops: NumpyBackend
+    ) -> None:
+        self.target, self.drafter, self.cache, self.ops = target, drafter, cache, ops
+        self._taps = np.empty(0)  # of the last forward, until its accepted rows are committed
+
+    def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
+        """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after them."""
+        assert self.drafter is not None
+        config = self.drafter.config
+        block = np.full((len(roots), config.block_size), config.mask_token_id, np.int32)
+        block[:, 0] = roots
+        embedded = self.target.embed(block.reshape(-1)).reshape(*block.shape, -1)
+        hidden = self.drafter.forward(embedded, starts, page_table, self.cache)
+        logits = self.target.logits(hidden.reshape(-1, hidden.shape[-1]))
+        return logits.reshape(*hidden.shape[:2], -1)
+
+    def forward(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
+        """The target over a batch of trees -> final hidden states [T,H]; keeps taps and rows."""
+        layers = self.drafter.config.target_layer_ids if self.drafter and with_taps else ()
+        hidden, taps = self.target.forward(batch, self.cache, layers)
+        self._taps = taps.reshape(*batch.tokens.shape, -1)
+        return hidden
+
+    def verify(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
+        """-> the target's logits after every node, float32 [R,N,V]."""
+        logits = self.target.logits(self.forward(batch, with_taps))
+        return logits.reshape(*batch.tokens.shape, -1)
+
+    def commit(
+        self, starts: np.ndarray, nodes: np.ndarray, counts: np.ndarray, page_table: np.ndarray
+    ) -> None:
+        """Keep the first `counts` [R] of path `nodes` [R,D]: cache rows, and the drafter's context."""
+        requests, width = nodes.shape[0], self._taps.shape[1]
+        scratch = self.cache.scratch[:, :requests, :width]
+        self.ops.cache_commit(self.cache.pages, scratch, page_table, starts, nodes, counts)
+        if self.drafter is not None and self._taps.shape[-1]:
+            longest = int(counts.max())
+            path = np.maximum(nodes[:, :longest], 0)
+            taps = self._taps[np.arange(requests)[:, None], path]
+            self.drafter.append(taps, starts, counts, page_table, self.cache)
+
+
+class Ranks:
+    """All ranks of this process, driven as one; all compute the same bits, so rank 0 answers."""
+
+    def __init__(self, ranks: list[Rank], group: ThreadGroup | None) -> None:
+        self.ranks, self.group = ranks, group
+        self.ops = ranks[0].ops
+
+    def _all(self, verb: str, *args: object) -> np.ndarray:
+        if self.group is None:
+            return getattr(self.ranks[0], verb)(*args)
+        return self.group.run(lambda rank: getattr(self.ranks[rank], verb)(*args))[0]
+
+    def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
+        """See `Rank.draft`."""
+        return self._all("draft", roots, starts, page_table)
+
+    def forward(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
+        """See `Rank.forward`."""
+        return self._all("forward", batch, with_taps)
+
+    def verify(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
+        """See `Rank.verify`."""
+        return self._all("verify", batch, with_taps)
+
+    def commit(
+        self, starts: np.ndarray, nodes: np.ndarray, counts: np.ndarray, page_table: np.ndarray
+    ) -> None:
+        """See `Rank.commit`."""
+        self._all("commit", starts, nodes, counts, page_table)

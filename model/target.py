@@ -1,0 +1,117 @@
+"""The Kimi K2.6 text model: absorbed multi-head latent attention, routed INT4 experts.
+
+Formulas: the published DeepSeek-V3 modelling code, restated in the specifications that this file
+calls. R requests of N rows each pass through a layer as T = R * N rows.
+"""
+
+import numpy as np
+
+from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.cache import Cache
+from ddtree_numba.model.comm import Comm
+from ddtree_numba.model.config import ModelConfig
+from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.model.weights import DenseMlp, LayerWeights, MoeMlp, TargetWeights
+from ddtree_numba.spec.rope import yarn
+
+
+class Target:
+    """One rank's share of the target."""
+
+    def __init__(
+        self, config: ModelConfig, weights: TargetWeights, ops: NumpyBackend, comm: Comm
+    ) -> None:
+        self.config, self.weights, self.ops, self.comm = config, weights, ops, comm
+        self.inv_freq, self.scale = yarn(config)
+        self.heads = config.num_attention_heads // comm.world
+
+    def embed(self, token_ids: np.ndarray) -> np.ndarray:
+        """token ids [T] -> residual stream [T,H]; the table is sharded by vocabulary rows."""
+        table = self.weights.embed
+        first = self.comm.rank * table.shape[0]
+        return self.comm.all_reduce(self.ops.embed(token_ids, table, first, dtype=self.ops.dtype))
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """Normed hidden states [T,H] -> float32 [T,V]."""
+        part = self.ops.linear(hidden, self.weights.lm_head, out_dtype=np.float32)
+        return self.comm.all_gather(part)
+
+    def forward(
+        self, batch: VerifyInput, cache: Cache, tap_layers: tuple[int, ...] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """-> (final normed hidden [T,H], taps [T, len(tap_layers) * H]); writes `cache.scratch`.
+
+        A tap is the residual stream after a layer, before any norm.
+        """
+        norm, eps = self.ops.rms_norm, self.config.rms_norm_eps
+        x = self.embed(batch.tokens.reshape(-1))  # [T,H]
+        stream = []  # the residual stream after each layer
+        h = norm(x, self.weights.layers[0].input_norm, eps)
+        for index, layer in enumerate(self.weights.layers):
+            mixed = self.attention(layer, h, batch, cache, index)
+            h, x = norm(x, layer.post_norm, eps, residual=mixed)
+            mixed = self.mlp(layer.mlp, h)
+            last = index + 1 == len(self.weights.layers)
+            next_norm = self.weights.norm if last else self.weights.layers[index + 1].input_norm
+            h, x = norm(x, next_norm, eps, residual=mixed)
+            stream.append(x)
+        taps = [stream[index] for index in tap_layers]
+        return h, self.ops.concatenate(taps) if taps else x[:, :0]
+
+    def attention(
+        self, layer: LayerWeights, h: np.ndarray, batch: VerifyInput, cache: Cache, index: int
+    ) -> np.ndarray:
+        """Absorbed MLA: queries go to the latent space, so that the cache is keys and values in one."""
+        ops, c, eps = self.ops, self.config, self.config.mla_norm_eps
+        requests, nodes = batch.tokens.shape
+        positions = batch.positions.reshape(-1)
+
+        joint = ops.linear(h, layer.qkv_a)  # [T, q_lora + latent + rope]
+        q_a, latent, k_rope = np.split(
+            joint, [c.q_lora_rank, c.q_lora_rank + c.kv_lora_rank], axis=-1
+        )
+        latent = ops.rms_norm(latent, layer.kv_a_norm, eps)
+        k_rope = ops.rope(k_rope, positions, self.inv_freq)
+        scratch = cache.scratch[index, :requests, :nodes]
+        shape = (requests, nodes, -1)
+        ops.kv_append(latent.reshape(shape), k_rope.reshape(shape), scratch)
+
+        q = ops.linear(ops.rms_norm(q_a, layer.q_a_norm, eps), layer.q_b)
+        q = q.reshape(len(h), self.heads, -1)  # [T, heads, nope + rope]
+        q_nope, q_rope = np.split(q, [c.qk_nope_head_dim], axis=-1)
+        q_latent = ops.absorb(q_nope, layer.w_uk)  # [T, heads, latent]
+        q_rope = ops.rope(q_rope, positions, self.inv_freq)
+        query = ops.concatenate([q_latent, q_rope]).reshape(requests, nodes, self.heads, -1)
+
+        out = ops.tree_attention(
+            query,
+            cache.pages[index],
+            scratch,
+            batch.page_table,
+            batch.starts,
+            batch.paths,
+            batch.sizes,
+            self.scale,
+            c.kv_lora_rank,
+        )
+        value = ops.absorb(out.reshape(len(h), self.heads, -1), layer.w_uv)  # [T, heads, v]
+        return self.comm.all_reduce(ops.linear(value.reshape(len(h), -1), layer.o))
+
+    def mlp(self, mlp: DenseMlp | MoeMlp, h: np.ndarray) -> np.ndarray:
+        """SwiGLU, dense or routed; routed and shared experts are summed before the ranks are."""
+        ops = self.ops
+        if isinstance(mlp, DenseMlp):
+            return self.comm.all_reduce(self.swiglu_mlp(mlp, h))
+        c = self.config
+        experts, weights = ops.router(
+            h, mlp.gate, mlp.bias, c.num_experts_per_tok, c.routed_scaling_factor
+        )
+        shared = self.swiglu_mlp(mlp.shared, h)
+        return self.comm.all_reduce(
+            ops.moe_int4(h, experts, weights, mlp.gate_up, mlp.down, base=shared)
+        )
+
+    def swiglu_mlp(self, mlp: DenseMlp, h: np.ndarray) -> np.ndarray:
+        """down(silu(gate h) * up h), this rank's partial sum."""
+        ops = self.ops
+        return ops.linear(ops.swiglu(ops.linear(h, mlp.gate_up)), mlp.down)
