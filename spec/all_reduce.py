@@ -1,0 +1,43 @@
+"""Sum over the ranks: out = round(((partials[0] + partials[1]) + partials[2]) + ...), in rank order.
+
+| name     | shape        | dtype                 |
+|----------|--------------|-----------------------|
+| partials | [ranks, ...] | bfloat16 or float32   |
+| out      | [...]        | dtype of the partials |
+
+Added in float32 in rank order, rounded once. Every rank gets the same bits, whatever the payload and the method.
+Errors: ValueError for no ranks.
+"""
+
+import numpy as np
+
+from ddtree_numba.spec.numerics import BF16, Cost, widen
+
+TOLERANCE = 0  # float32 additions in a given order
+
+CASES: dict[str, dict] = {
+    "one_rank": dict(ranks=1, T=3, H=192),
+    "two_ranks": dict(ranks=2, T=1, H=192),
+    "no_row": dict(ranks=8, T=0, H=192),
+    "odd": dict(ranks=3, T=5, H=7),
+    "eight_ranks": dict(ranks=8, T=17, H=192),
+    "k26": dict(ranks=8, T=17, H=7168),
+}
+
+
+def all_reduce(partials: np.ndarray) -> np.ndarray:
+    if not len(partials):
+        raise ValueError("a sum over no ranks")
+    total = widen(partials[0]).copy()
+    for partial in partials[1:]:
+        total += widen(partial)
+    return total.astype(partials.dtype, copy=False)
+
+
+def inputs(case: dict, rng: np.random.Generator) -> dict:
+    return dict(partials=rng.standard_normal((case["ranks"], case["T"], case["H"])).astype(BF16))
+
+
+def cost(case: dict) -> Cost:
+    elements = case["T"] * case["H"]
+    return Cost(bytes=2 * (case["ranks"] + 1) * elements, flops=(case["ranks"] - 1) * elements)

@@ -1,0 +1,67 @@
+"""Choice of experts: sigmoid scores, a bias that steers the choice only, weights from the unbiased scores.
+
+    s = sigmoid(h @ gate^T)                         float32
+    experts = the k largest of s + bias             descending, lower id first on ties
+    weights = s[experts] / (sum of s[experts] + 1e-20) * scaling
+
+| name    | shape  | dtype                                                       |
+|---------|--------|-------------------------------------------------------------|
+| h       | [T, H] | bfloat16 or float32                                         |
+| gate    | [E, H] | bfloat16 or float32                                         |
+| bias    | [E]    | float32; in bfloat16 its small differences would be lost    |
+| experts | [T, k] | int32                                                       |
+| weights | [T, k] | float32                                                     |
+
+Nothing is rounded below float32; the sum runs in the order of the picks.
+Errors: ValueError for k < 1, k > E, a bias that is not float32 [E], a gate of another width.
+"""
+
+import numpy as np
+
+from ddtree_numba.spec.numerics import BF16, Cost, matvec
+
+TOLERANCE = dict(
+    rtol=1e-4, atol=1e-6
+)  # weights; experts are exact wherever scores are not near a tie
+
+CASES: dict[str, dict] = {
+    "one_expert": dict(T=1, H=32, E=1, k=1),
+    "no_row": dict(T=0, H=32, E=8, k=2),
+    "all_experts": dict(T=5, H=32, E=8, k=8),
+    "odd": dict(T=3, H=33, E=33, k=5),
+    "past_the_block": dict(T=65, H=32, E=385, k=8),
+    "tiny": dict(T=17, H=192, E=12, k=4),
+    "k26": dict(T=17, H=7168, E=384, k=8),
+}
+
+
+def router(
+    h: np.ndarray, gate: np.ndarray, bias: np.ndarray, k: int, scaling: float
+) -> tuple[np.ndarray, np.ndarray]:
+    count = len(gate)
+    if not 1 <= k <= count:
+        raise ValueError(f"cannot pick {k} of {count} experts")
+    if bias.shape != (count,) or bias.dtype != np.float32:
+        raise ValueError(f"bias must be float32 [{count}], not {bias.dtype} {bias.shape}")
+    if h.shape[-1] != gate.shape[-1]:
+        raise ValueError(f"gate {gate.shape} does not fit rows of {h.shape}")
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        scores = np.float32(1) / (np.float32(1) + np.exp(-matvec(h, gate)))
+    experts = np.argsort(-(scores + bias), axis=-1, kind="stable")[..., :k]
+    picked = np.take_along_axis(scores, experts, axis=-1)
+    total = np.cumsum(picked, axis=-1)[..., -1:]  # cumsum adds in order, sum does not promise it
+    weights = picked / (total + np.float32(1e-20)) * np.float32(scaling)
+    return experts.astype(np.int32), weights
+
+
+def inputs(case: dict, rng: np.random.Generator) -> dict:
+    h = rng.standard_normal((case["T"], case["H"])).astype(BF16)
+    gate = (rng.standard_normal((case["E"], case["H"])) / np.sqrt(case["H"])).astype(BF16)
+    bias = rng.uniform(-0.2, 0.2, case["E"]).astype(np.float32)
+    return dict(h=h, gate=gate, bias=bias, k=case["k"], scaling=2.827)
+
+
+def cost(case: dict) -> Cost:
+    rows, width, count = case["T"], case["H"], case["E"]
+    moved = 2 * width * (rows + count) + 4 * count + 8 * rows * case["k"]
+    return Cost(bytes=moved, flops=2 * rows * width * count)
