@@ -50,7 +50,7 @@ class Round:
     accepted: Accept = field(init=False)
 
     def path_tokens(self, row: int) -> list[int]:
-        """What a request's round yields: its accepted nodes' tokens, then the target's next token."""
+        """What a request's round yields: its accepted nodes' tokens, then the next token."""
         path = self.accepted.nodes[row, 1 : self.accepted.counts[row]]
         return [*map(int, self.tree.tokens[row, path]), int(self.accepted.next_tokens[row])]
 
@@ -120,5 +120,5 @@ def accept(state: Round, ranks: Ranks) -> None:
 
 
 def commit(state: Round, ranks: Ranks, counts: np.ndarray) -> None:
-    """Keep the first `counts` [R] rows of each path: the root, and all but the last token emitted."""
+    """Keep the first `counts` [R] rows of each path: the root, and all emitted but the last."""
     ranks.commit(state.starts, state.accepted.nodes, counts, state.page_table)

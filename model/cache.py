@@ -31,7 +31,7 @@ class PageTable:
         return int(free[0])
 
     def reserve(self, slot: int, positions: int) -> bool:
-        """Own pages for `positions` positions in all; False, changing nothing, if too few are free."""
+        """Own pages for `positions` positions in all; False, and no change, if too few are free."""
         row = self.rows[slot]
         missing = np.flatnonzero(row[: pages_for(positions)] < 0)
         if len(missing) > len(self._free):

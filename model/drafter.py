@@ -33,7 +33,7 @@ class Drafter:
         page_table: np.ndarray,
         cache: Cache,
     ) -> None:
-        """Write the context of committed rows: taps [R,C,K*H], row j < counts at position starts + j.
+        """Write the context of committed rows: taps [R,C,K*H], row j < counts at starts + j.
 
         Context rows pass through no attention and no MLP: one projection serves every layer's keys.
         """

@@ -20,7 +20,7 @@ class Rank:
         self._taps = np.empty(0)  # of the last forward, until its accepted rows are committed
 
     def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
-        """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after them."""
+        """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""
         assert self.drafter is not None
         config = self.drafter.config
         block = np.full((len(roots), config.block_size), config.mask_token_id, np.int32)
@@ -45,7 +45,7 @@ class Rank:
     def commit(
         self, starts: np.ndarray, nodes: np.ndarray, counts: np.ndarray, page_table: np.ndarray
     ) -> None:
-        """Keep the first `counts` [R] of path `nodes` [R,D]: cache rows, and the drafter's context."""
+        """Keep the first `counts` [R] of path `nodes` [R,D]: cache rows and drafter context."""
         requests, width = nodes.shape[0], self._taps.shape[1]
         scratch = self.cache.scratch[:, :requests, :width]
         self.ops.cache_commit(self.cache.pages, scratch, page_table, starts, nodes, counts)

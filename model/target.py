@@ -61,7 +61,7 @@ class Target:
     def attention(
         self, layer: LayerWeights, h: np.ndarray, batch: VerifyInput, cache: Cache, index: int
     ) -> np.ndarray:
-        """Absorbed MLA: queries go to the latent space, so that the cache is keys and values in one."""
+        """Absorbed MLA: queries go to the latent space, so the cache is keys and values in one."""
         ops, c, eps = self.ops, self.config, self.config.mla_norm_eps
         requests, nodes = batch.tokens.shape
         positions = batch.positions.reshape(-1)
