@@ -1,7 +1,8 @@
 """The embedded checkpoint in an implementation that shares no line with this project.
 
-transformers' DeepseekV3 runs it in float32 on the CPU, with the INT4 experts that compressed-tensors decompressed
-to bf16(q * scale). Needs the `oracle` extra; used by `make_golden.py` and `pytest -m oracle` alone.
+transformers' DeepseekV3 runs it in float32 on the CPU, with the INT4 experts that compressed-tensors
+decompressed to bf16(q * scale). Needs the `oracle` extra; used by `make_golden.py` and
+`pytest -m oracle` alone.
 """
 
 import json
@@ -16,7 +17,7 @@ PACKAGES = ("torch", "transformers", "compressed-tensors", "safetensors", "numpy
 
 
 class Oracle:
-    """Logits float32[T, V] of plain sequences and of trees, and greedy continuations with their margins."""
+    """Float32 logits of plain sequences and of trees, and greedy continuations with their margins."""
 
     def __init__(self, folder: Path):
         text = json.loads((folder / "config.json").read_text())["text_config"]
@@ -30,7 +31,9 @@ class Oracle:
             dtype=torch.float32,
         ).eval()
         for weight in self.model.parameters():
-            weight.data = weight.data.float()  # experts arrive as bfloat16 whatever dtype is asked for
+            weight.data = (
+                weight.data.float()
+            )  # experts arrive as bfloat16 whatever dtype is asked for
 
     def logits(self, ids: list[int]) -> np.ndarray:
         """float32[T, V]: row t scores the token after ids[: t + 1]."""
@@ -48,25 +51,22 @@ class Oracle:
             gaps.append(float(first - second))
         return sequence[len(ids) :], gaps
 
-    def tree_logits(self, prefix: list[int], tokens: list[int], parents: list[int]) -> np.ndarray:
-        """float32[N, V] of a tree whose root, node 0, follows `prefix`; a node sees the prefix and its ancestors.
+    def tree_logits(self, prompt: list[int], tokens: list[int], parents: list[int]) -> np.ndarray:
+        """float32[N, V] of a tree rooted in the last prompt token, which is node 0.
 
-        The mask is additive: eager attention takes a boolean 4-D mask without complaint and adds it as 0 and 1.
+        `tokens` and `parents` describe nodes 1 .. N-1. A node sees the prompt, its ancestors and
+        itself, and its position is that of a token as deep in a plain sequence. The mask is additive:
+        eager attention takes a boolean one without complaint and adds it as 0 and 1.
         """
-        before, nodes = len(prefix), len(tokens)
-        depths = [0] * nodes
-        hidden = torch.full((before + nodes,) * 2, torch.finfo(torch.float32).min)
-        hidden[:before, :before].triu_(1)
-        hidden[before:, :before] = 0.0
-        for node, parent in enumerate(parents):
-            row = hidden[before + node]
-            if parent >= 0:
-                depths[node] = depths[parent] + 1
-                row[:] = hidden[before + parent]
-            row[before + node] = 0.0
-        positions = [*range(before), *(before + depth for depth in depths)]
-        ids = [*prefix, *tokens]
-        return self._forward(ids, positions=positions, mask=hidden, last=nodes)
+        rows = len(prompt) + len(tokens)
+        root = len(prompt) - 1
+        hidden = torch.full((rows, rows), torch.finfo(torch.float32).min).triu(1)
+        positions = list(range(len(prompt)))
+        for row, parent in enumerate(parents, start=len(prompt)):
+            hidden[row] = hidden[root + parent]
+            hidden[row, row] = 0.0
+            positions.append(positions[root + parent] + 1)
+        return self._forward([*prompt, *tokens], positions, hidden, last=len(tokens) + 1)
 
     @torch.inference_mode()
     def _forward(self, ids, positions=None, mask=None, last=0) -> np.ndarray:

@@ -1,0 +1,53 @@
+"""Shared fixtures: seeded numbers, the embedded model, one engine a process."""
+
+import os
+
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # before numpy starts: test processes share the cores
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20260612)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of golden tokens and trees."""
+    return REPOSITORY / "golden"
+
+
+@pytest.fixture(scope="session")
+def embedded(golden: Path) -> Path:
+    """The embedded target checkpoint; its drafter is the subfolder `drafter`."""
+    return golden / "tiny"
+
+
+@pytest.fixture(scope="session")
+def engine(embedded: Path):
+    """The embedded model as the command runs it: bfloat16, up to four requests at once."""
+    from ddtree_numba.engine import Engine
+
+    return Engine.load(embedded, backend="numpy")
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Print what tests left by `record_property("summary", text)`, from xdist's workers too."""
+    lines = [
+        text
+        for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+        for name, text in report.user_properties
+        if name == "summary" and report.when == "call"
+    ]
+    if lines:
+        terminalreporter.section("findings")
+        for line in lines:
+            terminalreporter.write_line(line)
