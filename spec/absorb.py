@@ -1,13 +1,14 @@
-"""The two head-wise products of absorbed MLA: out[t, h, b] = sum over a of x[t, h, a] * weight[h, a, b].
+"""The two head-wise products of absorbed MLA.
 
+    out[t, h, b] = sum over a of x[t, h, a] * weight[h, a, b]
     queries:  q_nope[T, h, nope] with W_UK[h, nope, latent]  -> the query in latent space
     outputs:  o_latent[T, h, latent] with W_UV[h, latent, v] -> the value of each head
 
-| name   | shape     | dtype                                                                    |
-|--------|-----------|--------------------------------------------------------------------------|
-| x      | [T, h, a] | bfloat16 or float32                                                      |
-| weight | [h, a, b] | bfloat16, or float32 that was widened before (C order: fast in numpy)    |
-| out    | [T, h, b] | dtype of x                                                               |
+| name   | shape     | dtype                                                                 |
+|--------|-----------|-----------------------------------------------------------------------|
+| x      | [T, h, a] | bfloat16 or float32                                                   |
+| weight | [h, a, b] | bfloat16, or float32 that was widened before; C order for speed       |
+| out    | [T, h, b] | dtype of x                                                            |
 
 Float32 inside, one rounding. A row and a head are one vector-matrix product.
 Errors: ValueError when heads or a differ.

@@ -1,11 +1,11 @@
-"""Sum over the ranks: out = round(((partials[0] + partials[1]) + partials[2]) + ...), in rank order.
+"""Sum over the ranks, in rank order: out = round(((partials[0] + partials[1]) + partials[2]) + ..).
 
 | name     | shape        | dtype                 |
 |----------|--------------|-----------------------|
 | partials | [ranks, ...] | bfloat16 or float32   |
 | out      | [...]        | dtype of the partials |
 
-Added in float32 in rank order, rounded once. Every rank gets the same bits, whatever the payload and the method.
+Added in float32, rounded once. Every rank gets the same bits, whatever the payload and the method.
 Errors: ValueError for no ranks.
 """
 

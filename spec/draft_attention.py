@@ -1,4 +1,4 @@
-"""Attention of the drafter's block over its context pages and over the block itself (grouped query heads).
+"""Attention of the drafter's block over its context pages and itself (grouped query heads).
 
     block row i stands at position lengths[r] + i; it sees position p
         always for p < lengths[r] (context) and p in the block, except
@@ -6,17 +6,18 @@
         window:   its own position - p < window          (both absolute)
     out = softmax(scale * q . k) . v      head j of q reads head j // (hq / hkv) of k and v
 
-| name       | shape                | dtype                                                                   |
-|------------|----------------------|-------------------------------------------------------------------------|
-| q          | [R, B, hq, d]        | bfloat16 or float32                                                     |
-| k, v       | [R, B, hkv, d]       | bfloat16 or float32: the block's own rows, k normed and rotated         |
-| pages      | [P, 64, 2, hkv, d]   | bfloat16 or float32: keys, then values                                  |
-| page_table | [R, M]               | integer; only entries below ceil(lengths[r] / 64) are read              |
-| lengths    | [R]                  | integer: context positions, 0 allowed                                   |
-| out        | [R, B, hq, d]        | dtype of q                                                              |
+| name       | shape              | dtype                                                          |
+|------------|--------------------|----------------------------------------------------------------|
+| q          | [R, B, hq, d]      | bfloat16 or float32                                            |
+| k, v       | [R, B, hkv, d]     | bfloat16 or float32: the block's rows, k normed and rotated |
+| pages      | [P, 64, 2, hkv, d] | bfloat16 or float32: keys, then values                         |
+| page_table | [R, M]             | integer; only entries below ceil(lengths[r] / 64) are read     |
+| lengths    | [R]                | integer: context positions, 0 allowed                          |
+| out        | [R, B, hq, d]      | dtype of q                                                     |
 
-Chunks of 64 absolute positions, splits, and the rounding of exp(score - top) are those of `tree_attention`. A chunk in
-which a row sees nothing adds an exact zero, so those that all rows have left behind are skipped.
+Chunks of 64 absolute positions, splits, and the rounding of exp(score - top) are those of
+`tree_attention`. A chunk in which a row sees nothing adds an exact zero, so those that all rows
+have left behind are skipped. A block row of NaN may spoil its block, never another request.
 Errors: ValueError when shapes do not fit, heads do not divide, or the window is below 1.
 """
 
@@ -98,7 +99,7 @@ def _attend(q, block, pages, table, length, scale, causal, window) -> np.ndarray
 
 
 def _chunk(block, pages, table, length, first, oldest) -> np.ndarray:
-    """float32[CHUNK, 2, hkv, d]: keys and values from position `first`, zeros where no row sees any."""
+    """float32[CHUNK, 2, hkv, d]: rows from position `first`, zeros where nobody sees any."""
     rows = np.zeros((CHUNK, *block.shape[1:]), F32)
     here = min(max(length - first, 0), CHUNK)  # context positions of the chunk
     skip = oldest - first

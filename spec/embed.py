@@ -1,4 +1,4 @@
-"""Token embedding: out[t] = table[token_ids[t] - first_row], zeros for a token that the table does not hold.
+"""Token embedding: out[t] = table[token_ids[t] - first_row], zeros for a token not in the table.
 
 | name      | shape  | dtype                                                        |
 |-----------|--------|--------------------------------------------------------------|
@@ -6,8 +6,8 @@
 | table     | [V, H] | bfloat16 or float32: rows first_row .. first_row + V - 1     |
 | out       | [T, H] | dtype of the table unless `dtype` is given; rounds only then |
 
-With a vocabulary cut over ranks each rank holds a range of rows, and the sum over ranks is the embedding:
-exactly one rank adds something other than zero.
+With a vocabulary cut over ranks each rank holds a range of rows, and the sum over ranks is the
+embedding: exactly one rank adds something other than zero.
 Errors: none; every id outside the range, negative ones included, gives a row of zeros.
 """
 

@@ -1,4 +1,4 @@
-"""Writes the key row of every node to the scratch area: scratch[r, i] = [latent[r, i] | k_rope[r, i]].
+"""Writes every node's key row to the scratch area: scratch[r, i] = [latent[r, i] | k_rope[r, i]].
 
 | name    | shape        | dtype                                        |
 |---------|--------------|----------------------------------------------|
@@ -6,8 +6,9 @@
 | k_rope  | [R, N, P]    | dtype of the cache: the shared key, rotated  |
 | scratch | [R, N, D+P]  | bfloat16 or float32, written in place        |
 
-Data movement only: nothing is rounded. The rows stay out of the pages until they are accepted, so that a
-rejected node leaves no trace; `cache_commit` copies the accepted ones. Padding rows are written too and never read.
+Data movement only: nothing is rounded. The rows stay out of the pages until they are accepted, so
+that a rejected node leaves no trace; `cache_commit` copies the accepted ones. Padding rows are
+written too and never read.
 Errors: ValueError when shapes or dtypes do not fit.
 """
 

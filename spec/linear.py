@@ -6,8 +6,8 @@
 | weight | [N, K] | bfloat16, or float32 that was widened before        |
 | out    | [T, N] | dtype of x, or `out_dtype` (float32 for the logits) |
 
-Products and sums in float32, one rounding at the end. The order of the sum is a function of the weight's
-shape alone; a row never meets another row.
+Products and sums in float32, one rounding at the end. The order of the sum is a function of the
+weight's shape alone; a row never meets another row.
 Errors: ValueError when K differs.
 """
 

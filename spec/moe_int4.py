@@ -1,20 +1,20 @@
 """Mixture of INT4 experts: every token through its k picks, summed in the order of the picks.
 
-    of pick j, expert e:  a = x @ gate_up[e]^T,  h = round(silu(a[:I]) * a[I:]),  y_j = h @ down[e]^T
-    out = round(weights[0] y_0 + weights[1] y_1 + ... + base)         left to right, float32
+    pick j, expert e:  a = gate_up[e] @ x      h = round(silu(a[:I]) * a[I:])      y_j = down[e] @ h
+    out = round(weights[0] y_0 + weights[1] y_1 + .. + base)           left to right, float32
 
-| name    | shape                    | dtype                                                           |
-|---------|--------------------------|-----------------------------------------------------------------|
-| x       | [T, H]                   | bfloat16 or float32                                             |
-| experts | [T, k]                   | int32; -1 is padding and adds nothing                           |
-| weights | [T, k]                   | float32                                                         |
-| gate_up | Int4Matrix [E, 2 I, H]   | an expert's weight is bf16(q * scale), accumulated in float32   |
-| down    | Int4Matrix [E, H, I]     |                                                                 |
-| base    | [T, H] or None           | the shared expert's output (on one rank: its own partial sum)   |
-| out     | [T, H]                   | dtype of x                                                      |
+| name    | shape                  | dtype                                                         |
+|---------|------------------------|---------------------------------------------------------------|
+| x       | [T, H]                 | bfloat16 or float32                                           |
+| experts | [T, k]                 | int32; -1 is padding and adds nothing                         |
+| weights | [T, k]                 | float32                                                       |
+| gate_up | Int4Matrix [E, 2 I, H] | an expert's weight is bf16(q * scale), accumulated in float32 |
+| down    | Int4Matrix [E, H, I]   | the same; under tensor parallelism a slice of I               |
+| base    | [T, H] or None         | the shared expert's output, the same slice of it              |
+| out     | [T, H]                 | dtype of x: this rank's partial sum                           |
 
-Rounded to the dtype of x: h, and the result. A product never depends on the expert's other tokens, and a
-token's sum never on the order in which experts are visited.
+Rounded to the dtype of x: h, and the result. A product never depends on the expert's other tokens,
+and a token's sum never on the order in which experts are visited.
 Errors: ValueError when shapes do not fit or an expert id is not below E.
 """
 
@@ -49,14 +49,14 @@ def moe_int4(
 ) -> np.ndarray:
     _check(x, experts, weights, gate_up, down, base)
     outputs = np.zeros((*experts.shape, x.shape[1]), F32)  # [T, k, H]
-    for expert in np.unique(experts[experts >= 0]):
+    for expert in np.unique(experts[experts >= 0]).tolist():
         token, pick = np.nonzero(experts == expert)
-        hidden = swiglu(matvec(x[token], gate_up.dense(int(expert)))).astype(x.dtype)
-        outputs[token, pick] = matvec(hidden, down.dense(int(expert)))
+        hidden = swiglu(matvec(x[token], gate_up.dense(expert))).astype(x.dtype)
+        outputs[token, pick] = matvec(hidden, down.dense(expert))
     outputs *= weights[..., None]
     total = np.zeros(x.shape, F32)
-    for pick in range(experts.shape[1]):
-        total += outputs[:, pick]
+    for j in range(experts.shape[1]):
+        total += outputs[:, j]
     if base is not None:
         total += widen(base)
     return total.astype(x.dtype, copy=False)

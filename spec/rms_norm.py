@@ -9,8 +9,9 @@
 | weight      | [D]      | bfloat16 or float32                 |
 | y, s        | [..., D] | dtype of x                          |
 
-Float32 inside. Rounded: the sum s once, before it is normed (so that y is a function of the stored residual),
-and y once. Other engines round before the weight or norm the unrounded sum; those are other numbers.
+Float32 inside. Rounded: the sum s, before it is normed (so that y is a function of the stored
+residual), and y, once. Engines that round before the weight, or norm the unrounded sum, get other
+numbers.
 Errors: ValueError when the weight or the residual does not fit x.
 """
 

@@ -12,13 +12,16 @@
 | inv_freq  | [d/2]       | float32                   |
 | out       | [T, ..., d] | dtype of x, one rounding  |
 
-Cosine and sine of the float32 angle are computed in float64 and rounded to float32, so that they are the correctly
-rounded ones whatever vector code computes them (but for a few in 2^29).
+Cosine and sine of the float32 angle are computed in float64 and rounded to float32: the correctly
+rounded values but for about one in 2^29, whichever vector code computes them.
 
-YaRN, r turns over the original length:  c(r) = d ln(L / (2 pi r)) / (2 ln theta),
-    low = max(floor(c(beta_fast)), 0), high = min(ceil(c(beta_slow)), d - 1), ramp_j = clip((j - low) / (high - low), 0, 1)
+YaRN; c(r) is the pair that turns r times over the original length:
+    c(r) = d ln(length / (2 pi r)) / (2 ln theta)
+    low = max(floor(c(beta_fast)), 0)      high = min(ceil(c(beta_slow)), d - 1)
+    ramp_j = clip((j - low) / (high - low), 0, 1)
     inv_freq_j = ramp_j / (factor theta^(2j/d)) + (1 - ramp_j) / theta^(2j/d)
-    m(a) = 0.1 a ln(factor) + 1;  amplitude = m(mscale) / m(mscale_all_dim);  softmax scale = d_qk^-0.5 m(mscale_all_dim)^2
+    m(a) = 0.1 a ln(factor) + 1
+    amplitude = m(mscale) / m(mscale_all_dim)      softmax scale = d_qk^-0.5 m(mscale_all_dim)^2
 
 Errors: ValueError for shapes that do not fit, and for a scaling type other than YaRN.
 """

@@ -1,4 +1,4 @@
-"""Choice of experts: sigmoid scores, a bias that steers the choice only, weights from the unbiased scores.
+"""Choice of experts: by sigmoid score plus bias; the weights come from the score without the bias.
 
     s = sigmoid(h @ gate^T)                         float32
     experts = the k largest of s + bias             descending, lower id first on ties
@@ -20,9 +20,7 @@ import numpy as np
 
 from ddtree_numba.spec.numerics import BF16, Cost, matvec
 
-TOLERANCE = dict(
-    rtol=1e-4, atol=1e-6
-)  # weights; experts are exact wherever scores are not near a tie
+TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # weights; experts are exact but for near-ties
 
 CASES: dict[str, dict] = {
     "one_expert": dict(T=1, H=32, E=1, k=1),

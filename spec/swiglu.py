@@ -13,7 +13,7 @@ import numpy as np
 
 from ddtree_numba.spec.numerics import BF16, Cost, widen
 
-TOLERANCE = dict(rtol=2**-7, atol=1e-6)  # another exp: at most one step of bfloat16
+TOLERANCE = dict(rtol=2**-7, atol=1e-6)  # another exp: a step of bfloat16
 
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, I=256),

@@ -1,8 +1,8 @@
-"""Attention of a tree of nodes over a paged prefix and over the nodes' own paths (absorbed MLA, one shared key head).
+"""Attention of a tree over a paged prefix and its nodes' own paths (absorbed MLA, one key head).
 
-    node i of request r sees positions 0 .. last = starts[r] + depth(i), one key a position:
-        key[p] = pages[page_table[r, p // 64], p % 64]     p <  starts[r]   (committed)
-        key[p] = scratch[r, paths[r, i, p - starts[r]]]    p >= starts[r]   (its ancestor of that depth, or itself)
+    node i of request r sees positions 0 .. starts[r] + depth(i), one key a position:
+        key[p] = pages[page_table[r, p // 64], p % 64]     p <  starts[r]: committed
+        key[p] = scratch[r, paths[r, i, p - starts[r]]]    p >= starts[r]: an ancestor, or i itself
     out = softmax(scale * q . key) . key[:latent]          over the positions that the node sees
 
 | name       | shape                | dtype                                                  |
@@ -18,12 +18,15 @@
 
 Keys are taken in chunks of 64 absolute positions, in order, under a running maximum:
     top' = max(top, scores)   decay = exp(top - top')   e = exp(scores - top')
-    total = total * decay + sum(e)      acc = acc * decay + round(e) @ values         (e rounded to the dtype of q)
-Splits end at fixed absolute positions (every 512 below 16384, then every 2048); each starts afresh, and their
-partials are added in position order with the weights exp(top - greatest top). out = acc / total, rounded.
-Where a chunk is fully committed its keys are shared by all nodes, else they are gathered along each node's path, with
-zeros (score -inf, weight exactly 0) where the node sees nothing. Both are one product of fixed shape a node and chunk,
-so a position's part in the result is the same bits in either form, and a node's bits never depend on other nodes.
+    total = total * decay + sum(e)      acc = acc * decay + round(e) @ values
+where round goes to the dtype of q. Splits end at fixed absolute positions (every 512 below 16384,
+then every 2048); each starts afresh, and their partials are added in position order with weights
+exp(top - greatest top). out = acc / total, rounded to the dtype of q.
+
+A fully committed chunk is shared by all nodes; a later one is gathered along each node's path, with
+zeros (score -inf, weight exactly 0) where the node sees nothing. Either way a node and a chunk are
+one product of fixed shape: a key gives the same bits from a page as from scratch, and a node's bits
+never depend on other nodes.
 Errors: ValueError when shapes do not fit.
 """
 
@@ -62,7 +65,7 @@ CASES: dict[str, dict] = {
 
 
 class RunningSoftmax:
-    """Softmax-weighted sum of values for every row and head, one chunk of positions after the other."""
+    """Softmax-weighted sum of values, for every row and head, chunk after chunk."""
 
     def __init__(self, rows: tuple[int, ...], width: int):
         self.top = np.full(rows, LOWEST, F32)  # greatest score so far
@@ -70,7 +73,7 @@ class RunningSoftmax:
         self.acc = np.zeros((*rows, width), F32)  # sum of round(exp(score - top)) * value
 
     def add(self, rows, scores: np.ndarray, values: np.ndarray, dtype: np.dtype) -> None:
-        """A chunk for the given rows: scores [..., CHUNK], values broadcast to [..., CHUNK, width]."""
+        """One chunk: scores [rows, heads, CHUNK]; values broadcast to [rows, CHUNK, width]."""
         top = np.maximum(self.top[rows], scores.max(-1))
         decay = np.exp(self.top[rows] - top)
         weight = np.exp(scores - top[..., None])
@@ -82,14 +85,12 @@ class RunningSoftmax:
 
 def merge(splits: list[RunningSoftmax]) -> np.ndarray:
     """float32: the splits' sums, added in position order."""
-    top = splits[0].top
-    for split in splits[1:]:
-        top = np.maximum(top, split.top)
-    acc, total = F32.type(0), F32.type(0)
+    top = np.maximum.reduce([split.top for split in splits])
+    acc, total = np.zeros_like(splits[0].acc), np.zeros_like(top)
     for split in splits:
         weight = np.exp(split.top - top)
-        acc = acc + split.acc * weight[..., None]
-        total = total + split.total * weight
+        acc += split.acc * weight[..., None]
+        total += split.total * weight
     return acc / total[..., None]
 
 
@@ -148,7 +149,7 @@ def _attend(q, pages, scratch, table, start, paths, scale, latent) -> np.ndarray
 
 
 def random_paths(sizes, width: int, rng: np.random.Generator, chain: bool = False) -> np.ndarray:
-    """paths[R, width, depths] of trees in which parents precede their children; padding rows are -1."""
+    """paths[R, width, depths] of trees whose parents precede their children; padding is -1."""
     trees = []
     for size in sizes:
         nodes: list[list[int]] = []
@@ -165,7 +166,7 @@ def random_paths(sizes, width: int, rng: np.random.Generator, chain: bool = Fals
 
 
 def random_pages(starts, row: tuple[int, ...], rng: np.random.Generator):
-    """(pages, page_table): random rows at committed positions of shuffled pages, NaN everywhere else."""
+    """(pages, page_table): random rows at committed positions of shuffled pages, else NaN."""
     counts = [-(-start // CHUNK) for start in starts]
     pages = np.full((sum(counts) + 2, CHUNK, *row), np.nan, BF16)
     free = iter(rng.permutation(len(pages)))
@@ -199,7 +200,7 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
 
 
 def cost(case: dict) -> Cost:
-    """The prefix and the nodes' own keys once a request; the products of every node with its prefix."""
+    """Prefix and own keys once a request; the products of every node with its prefix."""
     heads, width, latent = case["h"], case["W"], case["latent"]
     keys = sum(start + size for start, size in zip(case["starts"], case["sizes"], strict=True))
     pairs = sum(start * size for start, size in zip(case["starts"], case["sizes"], strict=True))
