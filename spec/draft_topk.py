@@ -1,0 +1,88 @@
+"""The k likeliest tokens of each draft position, with log-probabilities over the full vocabulary.
+
+    log_prob[v] = (logit[v] - m) - ln(sum over u of exp(logit[u] - m)),   m = the row's maximum
+
+The sum is one of integers, in units of 2**-40 (`numerics.mass`), so it has the same bits in any
+order and in any company; it is rounded to float32 once. Every other operation rounds to float32 on
+its own.
+
+    logits     float [R, L, V]         bfloat16 or float32, widened to float32
+    token_ids  int32 [R, L, min(k,V)]  by descending logit; equal logits: lower id first; NaN last
+    log_probs  float32, same shape     -inf stays -inf; a NaN logit has no mass and comes out as NaN
+
+A row whose maximum is not finite has no distribution: all its log_probs are NaN, which `tree_build`
+takes for "no proposal here". Errors: ValueError for a negative k and for logits not [R, L, V].
+"""
+
+import numpy as np
+
+from ddtree_numba.spec.numerics import F32, MASS_BITS, Cost, log32, mass, widen
+
+TOLERANCE = 0
+
+SIGN = np.uint32(1 << 31)
+LOW = np.uint64(0xFFFFFFFF)
+
+
+def draft_topk(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(token_ids, log_probs) of the k likeliest tokens of each row; k above V gives all V."""
+    logits = widen(logits)
+    if logits.ndim != 3 or logits.shape[2] == 0:
+        raise ValueError(f"logits must be [requests, depths, vocabulary], not {logits.shape}")
+    if k < 0:
+        raise ValueError(f"k must not be negative: {k}")
+    token_ids = _first(logits, min(k, logits.shape[2]))
+    best = np.take_along_axis(logits, token_ids, axis=2)
+    # fmax passes over NaN: one bad logit does not spoil its row
+    top = np.fmax.reduce(logits, axis=2, keepdims=True)
+    with np.errstate(invalid="ignore"):  # an infinite maximum makes NaN, as promised
+        total = mass(logits - top).sum(axis=2, keepdims=True)
+        log_sum = log32(np.maximum(total, 1).astype(F32) * np.float32(2.0**-MASS_BITS))
+        log_probs = (best - top) - log_sum
+    log_probs = np.where(np.isfinite(top), log_probs, np.float32(np.nan))
+    return token_ids.astype(np.int32), log_probs
+
+
+def _first(logits: np.ndarray, k: int) -> np.ndarray:
+    """int64[R, L, k] ids in order.
+
+    A float's bits become an integer of the same order, with the inverted id below it: keys never
+    tie, so that no way of selecting has a choice.
+    """
+    bits = (logits + np.float32(0)).view(np.uint32)  # -0 equals +0
+    value = np.where(bits & SIGN, ~bits, bits | SIGN)
+    value[np.isnan(logits)] = 0
+    ids = np.arange(logits.shape[2], dtype=np.uint64)
+    keys = (value.astype(np.uint64) << np.uint64(32)) | (LOW - ids)
+    if k < logits.shape[2]:
+        keys = np.partition(keys, logits.shape[2] - k, axis=2)[:, :, logits.shape[2] - k :]
+    keys = np.sort(keys, axis=2)[:, :, ::-1]
+    return (LOW - (keys & LOW)).astype(np.int64)
+
+
+CASES: dict[str, dict] = {
+    "one of one": dict(requests=1, depths=1, vocabulary=1, k=1),
+    "no depth": dict(requests=2, depths=0, vocabulary=8, k=4),
+    "k is zero": dict(requests=1, depths=2, vocabulary=8, k=0),
+    "k is the vocabulary": dict(requests=1, depths=2, vocabulary=16, k=16),
+    "k above the vocabulary": dict(requests=1, depths=2, vocabulary=16, k=17),
+    "ties": dict(requests=2, depths=3, vocabulary=40, k=7, ties=True),
+    "tiny": dict(requests=2, depths=7, vocabulary=2048, k=32, ties=True),
+    "k26": dict(requests=1, depths=7, vocabulary=163840, k=32, ties=True),
+}
+
+
+def inputs(case: dict, rng: np.random.Generator) -> dict:
+    """Logits; with `ties`, a few distinct values, one NaN and one -inf a row."""
+    shape = (case["requests"], case["depths"], case["vocabulary"])
+    logits = (rng.standard_normal(shape) * 4).astype(F32)
+    if case.get("ties"):
+        logits = np.round(logits * 2) / np.float32(2)
+        logits[:, :, 3], logits[:, :, 5] = np.nan, -np.inf
+    return dict(logits=logits, k=case["k"])
+
+
+def cost(case: dict) -> Cost:
+    """Logits read once; about 20 operations a logit for exp and the sum."""
+    rows, vocabulary = case["requests"] * case["depths"], case["vocabulary"]
+    return Cost(rows * (4 * vocabulary + 8 * case["k"]), 20 * rows * vocabulary)
