@@ -259,6 +259,7 @@ class Engine:
     def step_times(self) -> StepTimes:
         """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""
         if self._times is None:
+            self._prefill([0] * (PAGE + 1), self._spare, with_taps=True)
             table = self.pages.rows[self._spare : self._spare + 1]
             start, root = np.array([PAGE], np.int32), np.zeros(1, np.int32)
 
