@@ -16,12 +16,9 @@ takes for "no proposal here". Errors: ValueError for a negative k and for logits
 
 import numpy as np
 
-from ddtree_numba.spec.numerics import F32, MASS_BITS, Cost, log32, mass, widen
+from ddtree_numba.spec.numerics import F32, MASS_BITS, Cost, largest, log32, mass, widen
 
 TOLERANCE = 0
-
-SIGN = np.uint32(1 << 31)
-LOW = np.uint64(0xFFFFFFFF)
 
 
 def draft_topk(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +28,7 @@ def draft_topk(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"logits must be [requests, depths, vocabulary], not {logits.shape}")
     if k < 0:
         raise ValueError(f"k must not be negative: {k}")
-    token_ids = _first(logits, min(k, logits.shape[2]))
+    token_ids = largest(logits, min(k, logits.shape[2]))
     best = np.take_along_axis(logits, token_ids, axis=2)
     # fmax passes over NaN: one bad logit does not spoil its row
     top = np.fmax.reduce(logits, axis=2, keepdims=True)
@@ -41,23 +38,6 @@ def draft_topk(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         log_probs = (best - top) - log_sum
     log_probs = np.where(np.isfinite(top), log_probs, np.float32(np.nan))
     return token_ids.astype(np.int32), log_probs
-
-
-def _first(logits: np.ndarray, k: int) -> np.ndarray:
-    """int64[R, L, k] ids in order.
-
-    A float's bits become an integer of the same order, with the inverted id below it: keys never
-    tie, so that no way of selecting has a choice.
-    """
-    bits = (logits + np.float32(0)).view(np.uint32)  # -0 equals +0
-    value = np.where(bits & SIGN, ~bits, bits | SIGN)
-    value[np.isnan(logits)] = 0
-    ids = np.arange(logits.shape[2], dtype=np.uint64)
-    keys = (value.astype(np.uint64) << np.uint64(32)) | (LOW - ids)
-    if k < logits.shape[2]:
-        keys = np.partition(keys, logits.shape[2] - k, axis=2)[:, :, logits.shape[2] - k :]
-    keys = np.sort(keys, axis=2)[:, :, ::-1]
-    return (LOW - (keys & LOW)).astype(np.int64)
 
 
 CASES: dict[str, dict] = {

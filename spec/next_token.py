@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddtree_numba.spec.noise import exponential, random_words
-from ddtree_numba.spec.numerics import F32, Cost, exp32, log32, mass, widen
+from ddtree_numba.spec.numerics import F32, Cost, exp32, largest, log32, mass, widen
 
 GREEDY_BELOW = 1e-5  # temperatures that mean argmax
 LARGEST = np.finfo(F32).max
@@ -97,22 +97,21 @@ def scale(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def kept(logits: np.ndarray, scaled: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """bool[M, V]: the tokens that top-k, top-p and min-p leave, from finite-maximum rows."""
+    """bool[M, V]: the tokens that top-k, top-p and min-p leave, in rows with a finite maximum."""
     vocabulary = logits.shape[1]
     keep = ~np.isneginf(logits)
     with np.errstate(over="ignore"):
         below = scaled - scaled.max(axis=1, keepdims=True)
-    ranked = 0 < params.top_k < vocabulary or params.top_p < 1
-    for row in range(len(logits)) if ranked else ():
-        order = np.argsort(-logits[row], kind="stable")  # stable: the lower id first
-        stay = order[: params.top_k or vocabulary]
+    if 0 < params.top_k < vocabulary or params.top_p < 1:
+        order = largest(logits, min(params.top_k or vocabulary, vocabulary))
+        stay = np.ones(order.shape, bool)
         if params.top_p < 1:
-            masses = mass(below[row, stay])
-            needed = math.ceil(float(masses.sum()) * params.top_p)
-            stay = stay[np.cumsum(masses) - masses < needed]
-        chosen = np.zeros(vocabulary, bool)
-        chosen[stay] = True
-        keep[row] &= chosen
+            masses = mass(np.take_along_axis(below, order, axis=1))
+            needed = np.ceil(masses.sum(axis=1, keepdims=True) * np.float64(params.top_p))
+            stay = np.cumsum(masses, axis=1) - masses < needed.astype(np.int64)
+        chosen = np.zeros(logits.shape, bool)
+        np.put_along_axis(chosen, order, stay, axis=1)
+        keep &= chosen
     if params.min_p > 0:
         keep &= exp32(below) >= np.float32(params.min_p)
     return keep

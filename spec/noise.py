@@ -8,13 +8,12 @@ order and no company: every rank, every budget and every batch draws the same.
 
 import numpy as np
 
-from ddtree_numba.spec.numerics import F32, log32
+from ddtree_numba.spec.numerics import F32, LOW, log32
 
 ROUNDS = 10
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 KEY_STEPS = (np.uint32(0x9E3779B9), np.uint32(0xBB67AE85))
 WORDS = 4  # words a counter
-LOW = np.uint64(0xFFFFFFFF)
 
 Words = tuple[np.ndarray, ...]
 

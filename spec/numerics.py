@@ -18,6 +18,9 @@ GROUP = 32  # columns that share one INT4 scale
 PER_WORD = 8  # INT4 values in an int32 word
 MASS_BITS = 40  # fractional bits of a fixed-point probability mass
 
+SIGN = np.uint32(1 << 31)
+LOW = np.uint64(0xFFFFFFFF)  # the low half of a 64-bit word
+
 # ln 2 in two parts: the first has 15 bits, so that an exponent times it is exact
 LN2_HIGH = np.float32(45426 / 65536)
 LN2_LOW = np.float32(0.6931471805599453 - 45426 / 65536)
@@ -94,6 +97,23 @@ def log32(x: np.ndarray) -> np.ndarray:
 def mass(x: np.ndarray) -> np.ndarray:
     """floor(e**x * 2**40) as int64 for float32 x <= 0: sums of it are exact in any order."""
     return (exp32(x) * np.float32(2.0**MASS_BITS)).astype(np.int64)
+
+
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """int64[..., k]: indices of the k largest of float32 x[..., V], in descending order.
+
+    Equal values: lower index first; NaN last. A float's bits become an integer of the same order,
+    with the inverted index below it: keys never tie, so that no way of selecting has a choice.
+    """
+    bits = (x + np.float32(0)).view(np.uint32)  # -0 equals +0
+    order = np.where(bits & SIGN, ~bits, bits | SIGN)
+    order[np.isnan(x)] = 0
+    width = x.shape[-1]
+    keys = (order.astype(np.uint64) << np.uint64(32)) | (LOW - np.arange(width, dtype=np.uint64))
+    if k < width:
+        keys = np.partition(keys, width - k, axis=-1)[..., width - k :]
+    keys = np.sort(keys, axis=-1)[..., ::-1]
+    return (LOW - (keys & LOW)).astype(np.int64)
 
 
 def unpack_int4(packed: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
