@@ -14,7 +14,14 @@ from ddtree_numba.model.fields import CheckpointError, Fields
 from ddtree_numba.model.quantization import Quantization, read_quantization
 from ddtree_numba.model.rope_config import rope_config
 
-__all__ = ["CheckpointError", "DrafterConfig", "ModelConfig", "load_config", "load_drafter_config"]
+__all__ = [
+    "CheckpointError",
+    "DrafterConfig",
+    "ModelConfig",
+    "check_pair",
+    "load_config",
+    "load_drafter_config",
+]
 
 MODEL_TYPES = ("kimi_k25", "kimi_k2", "deepseek_v3")
 SIZES = (
@@ -96,16 +103,8 @@ def load_config(folder: str | Path, mla_norm_eps: float | None = None) -> ModelC
     for key, allowed in FIXED.items():
         text.expect(key, *allowed)
     sizes = {key: text.integer(key) for key in SIZES}
-    if (
-        text.integer("num_key_value_heads", sizes["num_attention_heads"])
-        != (sizes["num_attention_heads"])
-    ):
-        raise text.error("num_key_value_heads", "must equal num_attention_heads: MLA has no groups")
-    if sizes["num_experts_per_tok"] > sizes["n_routed_experts"]:
-        complaint = f"is {sizes['num_experts_per_tok']} of {sizes['n_routed_experts']} experts"
-        raise text.error("num_experts_per_tok", complaint)
-    if sizes["qk_rope_head_dim"] % 2:
-        raise text.error("qk_rope_head_dim", f"must be even, not {sizes['qk_rope_head_dim']}")
+    quantization = read_quantization(top, text)
+    _check_sizes(text, sizes, quantization)
     theta, scaling = rope_config(text)
     if scaling is not None and "attention_factor" in scaling:
         raise text.error("rope_scaling.attention_factor", "is set; only mscale is supported")
@@ -124,8 +123,20 @@ def load_config(folder: str | Path, mla_norm_eps: float | None = None) -> ModelC
         eos_token_ids=_end_tokens(Path(folder), top, text, sizes["vocab_size"]),
         bos_token_id=_token(top, text, "bos_token_id", sizes["vocab_size"]),
         pad_token_id=_token(top, text, "pad_token_id", sizes["vocab_size"]),
-        quantization=read_quantization(top, text),
+        quantization=quantization,
     )
+
+
+def check_pair(config: ModelConfig, drafter: DrafterConfig) -> None:
+    """Do the sizes agree? The drafter borrows embedding and head, and taps layers."""
+    pairs = (
+        ("hidden_size", drafter.hidden_size, config.hidden_size),
+        ("vocab_size", drafter.vocab_size, config.vocab_size),
+        ("num_target_layers", drafter.num_target_layers, config.num_hidden_layers),
+    )
+    for key, ours, theirs in pairs:
+        if ours != theirs:
+            raise CheckpointError(f"drafter {key} is {ours}, the target has {theirs}")
 
 
 def _check_type(section: Fields) -> None:
@@ -136,6 +147,21 @@ def _check_type(section: Fields) -> None:
     for key in ("dtype", "torch_dtype"):
         if str(section.get(key, "bfloat16")).removeprefix("torch.") != "bfloat16":
             raise section.error(key, f"is {section[key]!r}; only 'bfloat16' is supported")
+
+
+def _check_sizes(text: Fields, sizes: dict[str, int], quantization: Quantization | None) -> None:
+    heads = sizes["num_attention_heads"]
+    if text.integer("num_key_value_heads", heads) != heads:
+        raise text.error("num_key_value_heads", "must equal num_attention_heads: MLA has no groups")
+    if sizes["num_experts_per_tok"] > sizes["n_routed_experts"]:
+        complaint = f"is {sizes['num_experts_per_tok']} of {sizes['n_routed_experts']} experts"
+        raise text.error("num_experts_per_tok", complaint)
+    if sizes["qk_rope_head_dim"] % 2:
+        raise text.error("qk_rope_head_dim", f"must be even, not {sizes['qk_rope_head_dim']}")
+    for key in ("hidden_size", "moe_intermediate_size"):
+        if quantization is not None and sizes[key] % quantization.group_size:
+            complaint = f"is {sizes[key]}, not a multiple of the quantization's group_size"
+            raise text.error(key, f"{complaint} {quantization.group_size}")
 
 
 def _token(top: Fields, text: Fields, key: str, vocab_size: int) -> int | None:

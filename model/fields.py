@@ -29,7 +29,7 @@ class Fields(Mapping[str, Any]):
     """One object of a JSON file, with typed access. A key that holds null counts as absent."""
 
     def __init__(self, values: dict[str, Any], path: Path, where: str = ""):
-        self.values_ = {key: value for key, value in values.items() if value is not None}
+        self._values = {key: value for key, value in values.items() if value is not None}
         self.path = path
         self.where = where
 
@@ -38,13 +38,13 @@ class Fields(Mapping[str, Any]):
         return cls(read_json(path), path)
 
     def __getitem__(self, key: str) -> Any:
-        return self.values_[key]
+        return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values_)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self.values_)
+        return len(self._values)
 
     def error(self, key: str, complaint: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {self.where}{key} {complaint}")

@@ -12,7 +12,6 @@ Field kv_b is the one that no forward pass reads: the loader splits its heads in
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddtree_numba.model.config import ModelConfig
@@ -42,8 +41,7 @@ class Section(NamedTuple):
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One tensor that a checkpoint must hold."""
 
     section: str
