@@ -1,0 +1,100 @@
+"""--input and --output: many prompts, a few at a time, each result written at once."""
+
+import argparse
+import time
+
+from ddtree_numba import setup
+from ddtree_numba.answer import Answer, counted, per_round
+from ddtree_numba.interrupts import Interrupts
+from ddtree_numba.jsonl import Output, read_records
+from ddtree_numba.progress import Progress
+from ddtree_numba.prompts import Prompt, UsageError
+from ddtree_numba.sampling import SamplingParams
+from ddtree_numba.screen import Screen
+
+
+def run_batch(
+    options: argparse.Namespace, params: SamplingParams, screen: Screen, interrupts: Interrupts
+) -> int:
+    """Answer every record that the output does not hold yet -> exit code."""
+    records = read_records(options.input)
+    ready = setup.prepare(options, screen)
+    prompts = [ready.encoder.record(index, record) for index, record in enumerate(records)]
+    with Output(options.output, options.input) as output:
+        check_resumed(output, prompts)
+        waiting = [prompt for prompt in prompts if prompt.index not in output.finished]
+        if len(waiting) < len(prompts):
+            screen.note(
+                f"{options.output} holds {len(prompts) - len(waiting)} of {len(prompts)} results"
+            )
+        for prompt in waiting:
+            if prompt.error:
+                output.write(
+                    Answer(finish_reason="error", error=prompt.error).output_record(prompt.index)
+                )
+        waiting = [prompt for prompt in waiting if not prompt.error]
+        code = decode(options, params, ready, waiting, output, screen, interrupts) if waiting else 0
+        failed = [index for index, record in output.finished.items() if record.get("error")]
+        for index in sorted(failed):
+            screen.error(f"error: record {index}: {output.finished[index]['error']}")
+        return code or (1 if failed else 0)
+
+
+def check_resumed(output: Output, prompts: list[Prompt]) -> None:
+    """Refuse an output that was made from another input, as far as its prompts' lengths show."""
+    for index, record in output.finished.items():
+        if not isinstance(index, int) or not 0 <= index < len(prompts):
+            raise UsageError(
+                f"{output.path} holds index {index}, the input ends at {len(prompts) - 1}"
+            )
+        before, now = record.get("prompt_tokens"), len(prompts[index].token_ids)
+        if before is not None and before != now:
+            raise UsageError(
+                f"{output.path} was made from another input:"
+                f" prompt {index} had {before} tokens, now {now}"
+            )
+
+
+def decode(
+    options: argparse.Namespace,
+    params: SamplingParams,
+    ready: setup.Setup,
+    waiting: list[Prompt],
+    output: Output,
+    screen: Screen,
+    interrupts: Interrupts,
+) -> int:
+    """Decode `waiting` and write each result -> exit code of interruption and --check."""
+    from ddtree_numba.generate import check
+
+    engine = setup.load_engine(options, ready, waiting, screen)
+    answers = [Answer(ready.parser(prompt.token_ids)) for prompt in waiting]
+    begin, done = time.perf_counter(), 0
+    interrupts.gentle = True
+    with Progress("prompts", "prompts", screen.err, options.quiet) as progress:
+        progress(0, len(waiting))
+        ids: list[str | list[int]] = [prompt.token_ids for prompt in waiting]
+        for increment in engine.generate(
+            ids, params, options.mode, options.budget, interrupts.cancel
+        ):
+            answer = answers[increment.index]
+            answer.add(increment)
+            if answer.finish_reason not in (None, "cancelled"):
+                output.write(answer.output_record(waiting[increment.index].index))
+                done += 1
+                progress(done, len(waiting))
+    seconds = time.perf_counter() - begin
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    rounds = sum(answer.stats.rounds for answer in answers if answer.stats)
+    screen.note(
+        f"{done} of {counted(len(waiting), 'prompt')} answered: {counted(tokens, 'token')} in"
+        f" {seconds:.1f} s; {per_round(tokens, rounds)}"
+    )
+    if interrupts.cancel.is_set():
+        return interrupts.exit_code
+    if options.check:
+        pairs = [(p, a) for p, a in zip(waiting, answers, strict=True) if not a.error]
+        return check(
+            [p for p, _ in pairs], [a for _, a in pairs], params, engine, screen, interrupts
+        )
+    return 0

@@ -1,0 +1,102 @@
+"""Many prompts: an input with a record a line, and an output that can be taken up again."""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ddtree_numba.prompts import UsageError
+
+
+def dumps(record: dict[str, Any]) -> str:
+    """One line of JSON; a number that is not finite becomes null, since JSON has none."""
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+
+
+def read_records(path: str) -> list[str | dict[str, Any]]:
+    """The records of a JSON lines file: strings or objects; empty lines do not count."""
+    records: list[str | dict[str, Any]] = []
+    for number, line in _lines(path):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise UsageError(f"{path}, line {number}: not JSON: {line[:60]!r}") from None
+        if not isinstance(record, str | dict):
+            raise UsageError(f"{path}, line {number}: neither a string nor an object")
+        records.append(record)
+    if not records:
+        raise UsageError(f"{path}: no records")
+    return records
+
+
+class Output:
+    """The results of one input: `finished` holds them by index, earlier runs' too; `write` appends.
+
+    A last line without its line ending was torn by an interruption: it is cut off.
+    """
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path = path
+        self.finished: dict[int, dict[str, Any]] = {}
+        if Path(path).exists():
+            if os.path.samefile(path, source):
+                raise UsageError("--output must be another file than --input")
+            self._take_up()
+        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+
+    def _take_up(self) -> None:
+        data = Path(self.path).read_bytes()
+        whole = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[:whole].splitlines(), 1):
+            try:
+                record = json.loads(line)
+                index = record["index"]
+            except (ValueError, TypeError, KeyError):
+                raise UsageError(
+                    f"{self.path}, line {number}: not a result of this command; nothing was changed"
+                ) from None
+            if index in self.finished:
+                raise UsageError(f"{self.path}, line {number}: index {index} is there twice")
+            self.finished[index] = record
+        if whole < len(data):
+            os.truncate(self.path, whole)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one result, for good: an interruption later loses no line written before."""
+        self._file.write(dumps(record) + "\n")
+        self._file.flush()
+        self.finished[record["index"]] = record
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Output":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: offset {error.start}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    # Not splitlines(): a JSON string may hold U+2028 and the like.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,255 @@
+"""The command line: what may be asked, what it means, and which combinations are refused."""
+
+import argparse
+import math
+from typing import NoReturn
+
+USAGE = """python -m ddtree_numba.generate PROMPT [options]
+       python -m ddtree_numba.generate - | --prompt-file FILE [options]
+       python -m ddtree_numba.generate --input FILE.jsonl --output FILE.jsonl [options]
+       python -m ddtree_numba.generate --model DIR --plan [--tp N] [--card-gib GIB]"""
+
+DESCRIPTION = """\
+Continues a text with a Kimi K2 model, several tokens a round: a small drafter proposes, DDTree
+arranges the likeliest continuations as a tree, the model verifies the tree in one pass. The output
+is that of plain decoding, token for token. Without --model, the small embedded model continues
+Python code."""
+
+EPILOG = """\
+prompts
+  PROMPT, --prompt-file and - give the same ids for the same bytes: UTF-8; a byte order mark at the
+  start and ONE line ending at the end are dropped (write two to keep one); all else is kept, CRLF
+  too. An empty prompt is refused. Standard input is read only for -, so for a literal dash use
+  --prompt-file. Without --chat the text is continued as it is, with nothing put before it.
+
+output
+  The answer alone goes to standard output, as it comes; all else goes to standard error. On a
+  terminal, --show-tree keeps the answer back until the end.
+  Tokens per round: emitted tokens divided by rounds; the bonus token of each round is one of them.
+  Tokens per second: emitted tokens divided by the time of decoding, without loading and prefill;
+  undefined (null) below two tokens.
+  --json: text token_ids finish_reason prompt_tokens completion_tokens rounds tokens_per_round
+  tokens_per_second mode budget backend seed; with --thinking also reasoning; if it failed, error.
+  finish_reason is stop, length, cancelled or error. The last token id is the one that ended the
+  answer, although a stop token or stop string gives no text.
+
+--input and --output
+  An input line is a JSON string, or an object with one of prompt (text), token_ids or, with
+  --chat, messages; its other keys are ignored. A result is appended as soon as it is there: index
+  (number of the record, from 0), the fields of --json, prefill_seconds, decode_seconds. Started
+  again, the command drops a torn last line and skips what the output holds, failed records too:
+  delete their lines to try them again.
+
+An option that would have no effect with the others is refused.
+
+exit codes
+  0    all answered
+  1    an error while loading or decoding, in one line (--debug: with traceback); a difference found
+       by --check; an error in any record of --output
+  2    options or prompt refused, before any weight was read
+  130  Ctrl-C: stopped after the current round, what was made is printed; again: stopped at once
+  143  the same by SIGTERM
+  141  whoever read standard output went away
+
+examples
+  python -m ddtree_numba.generate 'def fibonacci(n):'
+  python -m ddtree_numba.generate 'import os' --max-new-tokens 40 --show-tree
+  python -m ddtree_numba.generate --prompt-file a.py --temperature 0.8 --top-p 0.95 --seed 7 --check
+  git diff | python -m ddtree_numba.generate - --json --stop $'\\n\\n'
+  python -m ddtree_numba.generate --model DIR --drafter DIR --tp 8 --chat 'Why is the sky blue?'"""
+
+EXAMPLE = (
+    "for example: python -m ddtree_numba.generate 'def fibonacci(n):'  (--help lists the options)"
+)
+
+# Filled in by `parse`, which has to tell them from what was given.
+DEFAULTS = {
+    "mode": "ddtree",
+    "backend": "auto",
+    "dtype": "bfloat16",
+    "tp": 1,
+    "budget": "auto",
+    "max_new_tokens": 128,
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "stop": (),
+    "thinking": False,
+    "card_gib": 95.59,
+}
+SWITCHES = {
+    *("ignore_eos", "chat", "raw", "allow_special", "json", "show_tree", "check", "quiet"),
+    *("verbose", "debug", "plan", "version"),
+}
+PLAN_OPTIONS = {"plan", "model", "drafter", "tp", "card_gib", "debug"}
+GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeliest token
+
+
+MODE_HELP = "a tree, the drafter's likeliest chain, or one token a round (default: ddtree)"
+BUDGET_HELP = (
+    "drafted nodes of a tree; auto: as many as pay, by measured step times (default: auto)"
+)
+THINKING_HELP = "reason first; the reasoning goes to standard error (default: --no-thinking)"
+SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors are one line, with an example, instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n{EXAMPLE}\n")
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m ddtree_numba.generate",
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=28, width=100
+        ),
+        allow_abbrev=False,
+        argument_default=None,
+    )
+    add = parser.add_argument_group("prompt (one of)").add_argument
+    add("prompt", nargs="?", metavar="PROMPT", help="the text, or - to read it from standard input")
+    add("--prompt-file", metavar="FILE", help="read the text from a file")
+    add("--input", metavar="FILE", help="many prompts, a JSON line each; needs --output")
+    add("--output", metavar="FILE", help="their results, a JSON line each; resumable")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--model", metavar="DIR", help="checkpoint folder (default: the embedded model)")
+    add("--drafter", metavar="DIR", help="DFlash drafter (default: DIR/drafter)")
+    add("--backend", choices=("auto", "numpy", "cuda"), help="numpy needs no GPU (default: auto)")
+    add("--tp", type=positive, metavar="N", help="tensor parallel ranks (default: 1)")
+    add("--dtype", choices=("bfloat16", "float32"), help="of activations (default: bfloat16)")
+
+    add = parser.add_argument_group("decoding").add_argument
+    add("--mode", choices=("ddtree", "chain", "ar"), help=MODE_HELP)
+    add("--budget", type=budget, metavar="N", help=BUDGET_HELP)
+    add("--max-new-tokens", type=natural, metavar="N", help="exact limit (default: 128)")
+    add("--stop", action="append", metavar="TEXT", help="end the answer before it; repeatable")
+    add("--ignore-eos", action="store_true", help="go on past end-of-turn tokens")
+
+    add = parser.add_argument_group("sampling").add_argument
+    add("--temperature", type=number, metavar="T", help="0: the likeliest token (default: 0)")
+    add("--top-k", type=integer, metavar="K", help="only the K likeliest; 0: all (default: 0)")
+    add("--top-p", type=number, metavar="P", help="nucleus, 0 < P <= 1 (default: 1)")
+    add("--min-p", type=number, metavar="P", help="at least P of the likeliest (default: 0)")
+    add("--seed", type=integer, metavar="N", help="0 .. 2^64 - 1 (default: fresh, and reported)")
+
+    add = parser.add_argument_group("chat").add_argument
+    add("--chat", action="store_true", help="the prompt is a user's message")
+    add("--system", metavar="TEXT", help="system message to put first")
+    add("--thinking", action=argparse.BooleanOptionalAction, help=THINKING_HELP)
+    add("--raw", action="store_true", help="keep reasoning and its tags in the answer")
+    add("--allow-special", action="store_true", help=SPECIAL_HELP)
+
+    add = parser.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="one JSON object instead of the text")
+    add("--show-tree", action="store_true", help="the tree of each round, its accepted path marked")
+    add("--check", action="store_true", help="decode again in mode ar; fail on a difference")
+    add("--quiet", action="store_true", help="nothing but errors on standard error")
+    add("--verbose", action="store_true", help="stop tokens, context and more on standard error")
+    add("--debug", action="store_true", help="show the traceback of an error")
+
+    add = parser.add_argument_group("other").add_argument
+    add("--plan", action="store_true", help="print tensors and memory needed; reads no weights")
+    add("--card-gib", type=number, metavar="GIB", help="a card's memory (default: 95.59)")
+    add("--version", action="store_true", help="print the version")
+    return parser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Options with every default filled in; exits with code 2 and one line on what is wrong."""
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.version:
+        return options
+    given = {name for name, value in vars(options).items() if value is not None}
+    given -= {name for name in SWITCHES if not getattr(options, name)}
+    for name, value in DEFAULTS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.stop = tuple(options.stop)
+    complaint = without_prompt(options, given) or without_effect(options, given)
+    if complaint:
+        parser.error(complaint)
+    return options
+
+
+def without_prompt(options: argparse.Namespace, given: set[str]) -> str | None:
+    """What is wrong with where the prompt comes from."""
+    sources = {"prompt": "PROMPT", "prompt_file": "--prompt-file", "input": "--input"}
+    chosen = [label for name, label in sources.items() if getattr(options, name) is not None]
+    if options.plan:
+        return None
+    if len(chosen) > 1:
+        return f"give one of {' and '.join(chosen)}, not both"
+    if not chosen:
+        return "no prompt"
+    if options.input is not None and "output" not in given:
+        return "--input needs --output FILE.jsonl"
+    return None
+
+
+def without_effect(options: argparse.Namespace, given: set[str]) -> str | None:
+    """The first given option that would have no effect, in one line."""
+    greedy, mode = options.temperature < GREEDY_BELOW, options.mode
+    rules: list[tuple[str, bool, str]] = [
+        *(
+            (name, options.plan and name not in PLAN_OPTIONS, "with --plan")
+            for name in sorted(given)
+        ),
+        ("card_gib", not options.plan, "without --plan"),
+        ("budget", mode != "ddtree", f"with --mode {mode}"),
+        *((name, mode == "ar", "with --mode ar") for name in ("drafter", "show_tree", "check")),
+        *((name, greedy, "without --temperature") for name in ("top_k", "top_p", "min_p", "seed")),
+        *((name, not options.chat, "without --chat") for name in ("system", "thinking")),
+        ("raw", not options.thinking, "without --thinking"),
+        (
+            "allow_special",
+            options.chat,
+            "with --chat, where only the template writes control tokens",
+        ),
+        ("output", options.input is None, "without --input"),
+        ("json", options.input is not None, "with --input, whose output is JSON lines"),
+        ("show_tree", options.input is not None, "with --input"),
+        *((name, options.quiet, "with --quiet") for name in ("show_tree", "verbose")),
+    ]
+    for name, useless, when in rules:
+        if useless and name in given:
+            option = "PROMPT" if name == "prompt" else "--" + name.replace("_", "-")
+            return f"{option} has no effect {when}"
+    return None
+
+
+def integer(text: str) -> int:
+    return int(text)
+
+
+def natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is below 0")
+    return value
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+def budget(text: str) -> int | str:
+    return text if text == "auto" else natural(text)

@@ -1,0 +1,88 @@
+"""The command's two streams: the answer to standard output, all else to standard error."""
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+
+class Screen:
+    """Writes and flushes; when both streams are one terminal, keeps their lines apart.
+
+    `hold` keeps the answer back until `finish`, for a terminal on which trees are drawn meanwhile.
+    """
+
+    def __init__(self, quiet: bool = False, hold: bool = False) -> None:
+        self.out, self.err = sys.stdout, sys.stderr
+        if hasattr(self.out, "reconfigure"):
+            self.out.reconfigure(encoding="utf-8")  # whatever the locale: JSON and pipes expect it
+        self.terminal = self.out.isatty()
+        self.quiet = quiet
+        self._held: list[str] | None = [] if hold and self.terminal and self.err.isatty() else None
+        self._out_open = self._err_open = False  # the last line is not ended yet
+
+    def answer(self, text: str) -> None:
+        """A piece of the answer, at once and unchanged."""
+        if self._held is not None:
+            self._held.append(text)
+        elif text:
+            self._end_line_of_err()
+            self.out.write(text)
+            self.out.flush()
+            self._out_open = self.terminal and not text.endswith("\n")
+
+    def reasoning(self, text: str) -> None:
+        """A piece of the reasoning, which is no part of the answer."""
+        if text and not self.quiet:
+            self.err.write(text)
+            self.err.flush()
+            self._err_open = not text.endswith("\n")
+
+    def note(self, text: str) -> None:
+        """A line, or lines, for the person at the terminal; not with --quiet."""
+        if not self.quiet:
+            self.error(text)
+
+    def error(self, text: str) -> None:
+        """A line that even --quiet does not silence."""
+        self._end_line_of_out()
+        self._end_line_of_err()
+        print(text.removesuffix("\n"), file=self.err, flush=True)
+
+    def finish(self) -> None:
+        """The answer is complete: show what was held, and on a terminal end its line."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self.answer("".join(held))
+        self._end_line_of_out()
+
+    def _end_line_of_out(self) -> None:
+        if self._out_open:
+            self.out.write("\n")
+            self.out.flush()
+            self._out_open = False
+
+    def _end_line_of_err(self) -> None:
+        if self._err_open:
+            self.err.write("\n")
+            self.err.flush()
+            self._err_open = False
+
+
+def discard_stdout() -> None:
+    """After a broken pipe: let what is still buffered go nowhere, so that exiting stays silent."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line; errors that do not explain themselves with their kind."""
+    text = " ".join(str(error).split())
+    explained: tuple[type[Any], ...] = (ValueError, OSError)
+    if isinstance(error, explained) and text:
+        return text
+    if isinstance(error, MemoryError):
+        return f"out of memory{': ' + text if text else ''}"
+    return f"{type(error).__name__}{': ' + text if text else ''}"
