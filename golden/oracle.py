@@ -1,8 +1,8 @@
 """The embedded checkpoint in an implementation that shares no line with this project.
 
-transformers' DeepseekV3 runs it in float32 on the CPU, with the INT4 experts that compressed-tensors
-decompressed to bf16(q * scale). Needs the `oracle` extra; used by `make_golden.py` and
-`pytest -m oracle` alone.
+transformers' DeepseekV3 runs it in float32 on the CPU, with the INT4 experts that
+compressed-tensors decompressed to bf16(q * scale). Needs the `oracle` extra; used by
+`make_golden.py` and `pytest -m oracle` alone.
 """
 
 import json
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "transformers", "compressed-tensors", "safetensors", "numpy
 
 
 class Oracle:
-    """Float32 logits of plain sequences and of trees, and greedy continuations with their margins."""
+    """Float32 logits of plain sequences and of trees; greedy continuations with their margins."""
 
     def __init__(self, folder: Path):
         text = json.loads((folder / "config.json").read_text())["text_config"]
@@ -55,8 +55,8 @@ class Oracle:
         """float32[N, V] of a tree rooted in the last prompt token, which is node 0.
 
         `tokens` and `parents` describe nodes 1 .. N-1. A node sees the prompt, its ancestors and
-        itself, and its position is that of a token as deep in a plain sequence. The mask is additive:
-        eager attention takes a boolean one without complaint and adds it as 0 and 1.
+        itself, and its position is that of a token as deep in a plain sequence. The mask is
+        additive: eager attention takes a boolean one without complaint and adds it as 0 and 1.
         """
         rows = len(prompt) + len(tokens)
         root = len(prompt) - 1
