@@ -32,7 +32,7 @@ def draft_topk(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     best = np.take_along_axis(logits, token_ids, axis=2)
     # fmax passes over NaN: one bad logit does not spoil its row
     top = np.fmax.reduce(logits, axis=2, keepdims=True)
-    with np.errstate(invalid="ignore"):  # an infinite maximum makes NaN, as promised
+    with np.errstate(invalid="ignore", over="ignore"):  # an infinite maximum makes NaN, as promised
         total = mass(logits - top).sum(axis=2, keepdims=True)
         log_sum = log32(np.maximum(total, 1).astype(F32) * np.float32(2.0**-MASS_BITS))
         log_probs = (best - top) - log_sum

@@ -110,9 +110,9 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
     order[np.isnan(x)] = 0
     width = x.shape[-1]
     keys = (order.astype(np.uint64) << np.uint64(32)) | (LOW - np.arange(width, dtype=np.uint64))
-    if k < width:
-        keys = np.partition(keys, width - k, axis=-1)[..., width - k :]
-    keys = np.sort(keys, axis=-1)[..., ::-1]
+    if 0 < k < width:
+        keys = np.partition(keys, width - k, axis=-1)
+    keys = np.sort(keys[..., width - k :], axis=-1)[..., ::-1]
     return (LOW - (keys & LOW)).astype(np.int64)
 
 
