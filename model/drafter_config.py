@@ -82,6 +82,8 @@ def load_drafter_config(
     top = Fields.read(Path(folder) / "config.json")
     dflash = top.section("dflash_config") or Fields({}, top.path, "dflash_config.")
     _check_supported(top, dflash)
+    for key in ("target_layer_ids", "mask_token_id"):
+        dflash.require(key)
     sizes = {key: top.integer(key) for key in SIZES}
     if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         complaint = f"is {sizes['num_attention_heads']}, not a multiple of num_key_value_heads"
@@ -140,7 +142,6 @@ def _check_supported(top: Fields, dflash: Fields) -> None:
 
 def _taps(dflash: Fields, depth: int) -> tuple[int, ...]:
     """target_layer_ids: 0-based decoder layers, tapped after they ran (0 is not the embedding)."""
-    dflash.require("target_layer_ids")
     taps = dflash.integers("target_layer_ids")
     if not taps:
         raise dflash.error("target_layer_ids", "is empty")
