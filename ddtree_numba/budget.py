@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -37,8 +38,8 @@ class StepTimes:
                 spans.append(time.perf_counter() - begin)
             return min(spans)
 
-        times = np.array([seconds(lambda rows=rows: verify(rows)) for rows in WIDTHS])
-        return cls(seconds(draft), WIDTHS, tuple(np.maximum.accumulate(times)))
+        times = np.maximum.accumulate([seconds(partial(verify, rows)) for rows in WIDTHS])
+        return cls(seconds(draft), WIDTHS, tuple(times.tolist()))
 
 
 def best_size(scores: np.ndarray, size: int, times: StepTimes) -> int:

@@ -251,6 +251,7 @@ class Engine:
         if mode == "ar":
             return 0, 0, None
         if mode == "chain":
+            assert self.drafter_config is not None
             return self.drafter_config.block_size - 1, 1, None
         if budget == "auto":
             return verbs.MAX_CHILDREN, verbs.MAX_CHILDREN, self.step_times()

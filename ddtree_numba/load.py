@@ -12,6 +12,7 @@ from ddtree_numba.model.comm import Comm, SingleRank, ThreadGroup
 from ddtree_numba.model.config import (
     DrafterConfig,
     ModelConfig,
+    check_pair,
     load_config,
     load_drafter_config,
 )
@@ -84,6 +85,8 @@ def load_checkpoint(
     if drafter is None and (folder / "drafter" / "config.json").is_file():
         drafter = folder / "drafter"
     drafter_config = load_drafter_config(Path(drafter)) if drafter is not None else None
+    if drafter_config is not None:
+        check_pair(config, drafter_config)
     tokenizer = Tokenizer.load(folder)
     weights = []
     for rank in range(tp):

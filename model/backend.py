@@ -32,27 +32,26 @@ class NumpyBackend:
 
     name = "numpy"
 
-    absorb = staticmethod(absorb)
-    cache_commit = staticmethod(cache_commit)
-    draft_attention = staticmethod(draft_attention)
-    draft_topk = staticmethod(draft_topk)
-    embed = staticmethod(embed)
-    kv_append = staticmethod(kv_append)
-    linear = staticmethod(linear)
-    moe_int4 = staticmethod(moe_int4)
-    next_token = staticmethod(next_token)
-    rms_norm = staticmethod(rms_norm)
-    rope = staticmethod(rope)
-    router = staticmethod(router)
-    swiglu = staticmethod(swiglu)
-    tree_accept = staticmethod(tree_accept)
-    tree_attention = staticmethod(tree_attention)
-    tree_build = staticmethod(tree_build)
-
     def __init__(self, dtype: str = "bfloat16") -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         self.dtype = DTYPES[dtype]
+        self.absorb = absorb
+        self.cache_commit = cache_commit
+        self.draft_attention = draft_attention
+        self.draft_topk = draft_topk
+        self.embed = embed
+        self.kv_append = kv_append
+        self.linear = linear
+        self.moe_int4 = moe_int4
+        self.next_token = next_token
+        self.rms_norm = rms_norm
+        self.rope = rope
+        self.router = router
+        self.swiglu = swiglu
+        self.tree_accept = tree_accept
+        self.tree_attention = tree_attention
+        self.tree_build = tree_build
 
     def empty(self, shape: tuple[int, ...]) -> np.ndarray:
         """A buffer of activations or cache rows, to be written before it is read."""

@@ -92,7 +92,9 @@ class Drafter:
         sliding = c.layer_types[index] == "sliding_attention"
         pages = cache.draft_pages[index]
         out = ops.draft_attention(
-            *(part.reshape(requests, -1, *part.shape[1:]) for part in (query, key, value)),
+            query.reshape(requests, -1, *query.shape[1:]),
+            key.reshape(requests, -1, *key.shape[1:]),
+            value.reshape(requests, -1, *value.shape[1:]),
             pages.reshape(*pages.shape[:2], 2, self.kv_heads, c.head_dim),
             page_table,
             starts,

@@ -17,7 +17,9 @@ class Rank:
         self, target: Target, drafter: Drafter | None, cache: Cache, ops: NumpyBackend
     ) -> None:
         self.target, self.drafter, self.cache, self.ops = target, drafter, cache, ops
-        self._taps = np.empty(0)  # of the last forward, until its accepted rows are committed
+        self._taps = np.empty(
+            (0, 0, 0)
+        )  # of the last forward, until its accepted rows are committed
 
     def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
         """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""
@@ -46,7 +48,7 @@ class Rank:
         self, starts: np.ndarray, nodes: np.ndarray, counts: np.ndarray, page_table: np.ndarray
     ) -> None:
         """Keep the first `counts` [R] of path `nodes` [R,D]: cache rows and drafter context."""
-        requests, width = nodes.shape[0], self._taps.shape[1]
+        requests, width = len(nodes), self._taps.shape[1]
         scratch = self.cache.scratch[:, :requests, :width]
         self.ops.cache_commit(self.cache.pages, scratch, page_table, starts, nodes, counts)
         if self.drafter is not None and self._taps.shape[-1]:

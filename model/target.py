@@ -12,6 +12,7 @@ from ddtree_numba.model.comm import Comm
 from ddtree_numba.model.config import ModelConfig
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.model.weights import DenseMlp, LayerWeights, MoeMlp, TargetWeights
+from ddtree_numba.spec.numerics import F32
 from ddtree_numba.spec.rope import yarn
 
 
@@ -33,7 +34,7 @@ class Target:
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """Normed hidden states [T,H] -> float32 [T,V]."""
-        part = self.ops.linear(hidden, self.weights.lm_head, out_dtype=np.float32)
+        part = self.ops.linear(hidden, self.weights.lm_head, out_dtype=F32)
         return self.comm.all_gather(part)
 
     def forward(

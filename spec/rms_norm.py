@@ -15,6 +15,8 @@ numbers.
 Errors: ValueError when the weight or the residual does not fit x.
 """
 
+from typing import overload
+
 import numpy as np
 
 from ddtree_numba.spec.numerics import BF16, Cost, widen
@@ -36,6 +38,14 @@ CASES: dict[str, dict] = {
 }
 
 
+@overload
+def rms_norm(
+    x: np.ndarray, weight: np.ndarray, eps: float, residual: None = None
+) -> np.ndarray: ...
+@overload
+def rms_norm(
+    x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]: ...
 def rms_norm(
     x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:

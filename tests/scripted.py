@@ -1,7 +1,7 @@
 """An engine whose model is two Python functions, to test the loop around a model.
 
-The cache holds token ids in place of keys: every prefix that a function gets was read back through page
-tables, scratch rows and commits, so a row in the wrong place becomes a wrong prefix.
+The cache holds token ids in place of keys: every prefix that a function gets was read back through
+page tables, scratch rows and commits, so a row in the wrong place becomes a wrong prefix.
 """
 
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def scripted_engine(
 
 
 def answer(engine: Engine, prompt, params, mode: str = "ddtree", budget=16) -> SimpleNamespace:
-    """One prompt's whole answer: ids, text, reason, error, stats, and the tokens that each round emitted."""
+    """One prompt's whole answer, and how many tokens each of its rounds emitted."""
     increments = list(engine.generate([prompt], params, mode, budget))
     return SimpleNamespace(
         ids=[token for one in increments for token in one.token_ids],

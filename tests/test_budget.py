@@ -12,7 +12,7 @@ def times(slope: float, draft: float = 1.0, base: float = 10.0) -> StepTimes:
 
 
 def by_definition(scores: np.ndarray, size: int, step: StepTimes) -> int:
-    """theta_n = (1 + sum of masses) / (C_d + C_v(n)); the first node that does not raise it ends the tree."""
+    """theta_n = (1 + sum of masses) / (C_d + C_v(n)), up to the first node that lowers it."""
 
     def theta(n: int) -> float:
         mass = 1 + sum(float(np.exp(np.float64(s))) for s in scores[1 : n + 1])

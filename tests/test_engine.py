@@ -1,13 +1,13 @@
-"""The decode loop: limits, stops, statistics, pages, admission. The model is scripted (tests/scripted.py)."""
+"""The decode loop around a scripted model: limits, stops, statistics, pages, admission."""
 
 import threading
 
 import numpy as np
 import pytest
-from tests.scripted import answer, scripted_engine
 
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.draft_topk import draft_topk
+from tests.scripted import answer, scripted_engine
 
 
 def following(*run: int):
@@ -127,7 +127,7 @@ def test_s07_equal_maxima_take_the_lowest_id_whatever_the_sibling_order():
 
 @pytest.mark.parametrize("accepted", range(8))
 def test_s10_both_caches_hold_all_but_the_anchor(accepted: int):
-    """A scripted prefix is read back from the caches, so a rewind that is off by one changes the answer."""
+    """Scripted prefixes are read back from the caches: a rewind off by one changes the answer."""
     prefixes: list[int] = []
 
     def draft(prefix):

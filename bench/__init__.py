@@ -1,0 +1,1 @@
+"""Measurements: what a round accepts, and what kernels take."""
