@@ -9,7 +9,7 @@
 | name       | shape              | dtype                                                          |
 |------------|--------------------|----------------------------------------------------------------|
 | q          | [R, B, hq, d]      | bfloat16 or float32                                            |
-| k, v       | [R, B, hkv, d]     | bfloat16 or float32: the block's rows, k normed and rotated |
+| k, v       | [R, B, hkv, d]     | bfloat16 or float32: the block's rows, k normed and rotated    |
 | pages      | [P, 64, 2, hkv, d] | bfloat16 or float32: keys, then values                         |
 | page_table | [R, M]             | integer; only entries below ceil(lengths[r] / 64) are read     |
 | lengths    | [R]                | integer: context positions, 0 allowed                          |

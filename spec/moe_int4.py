@@ -52,8 +52,7 @@ def moe_int4(
     for expert in np.unique(experts[experts >= 0]).tolist():
         token, pick = np.nonzero(experts == expert)
         hidden = swiglu(matvec(x[token], gate_up.dense(expert))).astype(x.dtype)
-        outputs[token, pick] = matvec(hidden, down.dense(expert))
-    outputs *= weights[..., None]
+        outputs[token, pick] = weights[token, pick, None] * matvec(hidden, down.dense(expert))
     total = np.zeros(x.shape, F32)
     for j in range(experts.shape[1]):
         total += outputs[:, j]

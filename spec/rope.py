@@ -13,7 +13,7 @@
 | out       | [T, ..., d] | dtype of x, one rounding  |
 
 Cosine and sine of the float32 angle are computed in float64 and rounded to float32: the correctly
-rounded values but for about one in 2^29, whichever vector code computes them.
+rounded values but for a few in 2^29, whichever vector code computes them.
 
 YaRN; c(r) is the pair that turns r times over the original length:
     c(r) = d ln(length / (2 pi r)) / (2 ln theta)
