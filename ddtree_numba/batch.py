@@ -7,8 +7,9 @@ from ddtree_numba import setup
 from ddtree_numba.answer import Answer, counted, per_round
 from ddtree_numba.interrupts import Interrupts
 from ddtree_numba.jsonl import Output, read_records
+from ddtree_numba.options import UsageError
 from ddtree_numba.progress import Progress
-from ddtree_numba.prompts import Prompt, UsageError
+from ddtree_numba.prompts import Prompt
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.screen import Screen
 

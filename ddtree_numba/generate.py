@@ -7,7 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from ddtree_numba.interrupts import Interrupted, Interrupts
-from ddtree_numba.options import GREEDY_BELOW, parse
+from ddtree_numba.options import GREEDY_BELOW, UsageError, parse
 from ddtree_numba.screen import Screen, discard_stdout, one_line
 
 # Everything that takes time to import is imported once the options are known to be right.
@@ -35,8 +35,6 @@ def main(argv: list[str] | None = None) -> int:
             discard_stdout()
             return BROKEN_PIPE
         except Exception as error:
-            from ddtree_numba.prompts import UsageError
-
             if options.debug:
                 traceback.print_exc()
             screen.error(f"error: {one_line(error)}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddtree_numba.prompts import UsageError
+from ddtree_numba.options import UsageError
 
 
 def dumps(record: dict[str, Any]) -> str:

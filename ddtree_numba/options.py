@@ -94,6 +94,10 @@ THINKING_HELP = "reason first; the reasoning goes to standard error (default: --
 SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"
 
 
+class UsageError(ValueError):
+    """What was asked for cannot be done; one line, exit code 2."""
+
+
 class Parser(argparse.ArgumentParser):
     """Usage errors are one line, with an example, instead of the whole usage."""
 

@@ -5,16 +5,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddtree_numba.chat import Chat
-from ddtree_numba.tokenizer import Tokenizer
+from ddtree_numba.options import UsageError
+
+if TYPE_CHECKING:
+    from ddtree_numba.chat import Chat
+    from ddtree_numba.tokenizer import Tokenizer
 
 BYTE_ORDER_MARK = "\ufeff"
-
-
-class UsageError(ValueError):
-    """What the user asked for cannot be done; one line, exit code 2."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Encoder:
     """Turns texts, messages and ids into ids that the model can take, or refuses them."""
 
     def __init__(
-        self, options: argparse.Namespace, tokenizer: Tokenizer, chat: Chat | None, limits: Any
+        self, options: argparse.Namespace, tokenizer: "Tokenizer", chat: "Chat | None", limits: Any
     ) -> None:
         self.options, self.tokenizer, self.chat = options, tokenizer, chat
         self.vocab_size: int = limits.vocab_size

@@ -3,22 +3,23 @@
 import contextlib
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 
 class Screen:
-    """Writes and flushes; when both streams are one terminal, keeps their lines apart.
+    """Writes and flushes; keeps their lines apart where both go to one terminal, pipe or file.
 
-    `hold` keeps the answer back until `finish`, for a terminal on which trees are drawn meanwhile.
+    `hold` then keeps the answer back until `finish`, since trees are drawn meanwhile.
     """
 
     def __init__(self, quiet: bool = False, hold: bool = False) -> None:
         self.out, self.err = sys.stdout, sys.stderr
         if hasattr(self.out, "reconfigure"):
             self.out.reconfigure(encoding="utf-8")  # whatever the locale: JSON and pipes expect it
-        self.terminal = self.out.isatty()
         self.quiet = quiet
-        self._held: list[str] | None = [] if hold and self.terminal and self.err.isatty() else None
+        shared = one_file(self.out, self.err)
+        self._lines = shared or self.out.isatty()  # an answer's last line is ended, if need be
+        self._held: list[str] | None = [] if hold and shared else None
         self._out_open = self._err_open = False  # the last line is not ended yet
 
     def answer(self, text: str) -> None:
@@ -29,7 +30,7 @@ class Screen:
             self._end_line_of_err()
             self.out.write(text)
             self.out.flush()
-            self._out_open = self.terminal and not text.endswith("\n")
+            self._out_open = self._lines and not text.endswith("\n")
 
     def reasoning(self, text: str) -> None:
         """A piece of the reasoning, which is no part of the answer."""
@@ -50,7 +51,7 @@ class Screen:
         print(text.removesuffix("\n"), file=self.err, flush=True)
 
     def finish(self) -> None:
-        """The answer is complete: show what was held, and on a terminal end its line."""
+        """The answer is complete: show what was held, and end its line."""
         if self._held is not None:
             held, self._held = self._held, None
             self.answer("".join(held))
@@ -67,6 +68,14 @@ class Screen:
             self.err.write("\n")
             self.err.flush()
             self._err_open = False
+
+
+def one_file(a: TextIO, b: TextIO) -> bool:
+    """Whether two streams lead to the same terminal, pipe or file."""
+    try:
+        return os.path.sameopenfile(a.fileno(), b.fileno())
+    except (OSError, ValueError):  # a stream without a file, or a closed one
+        return False
 
 
 def discard_stdout() -> None:

@@ -1,14 +1,19 @@
 """What the command makes ready before it decodes: parameters, prompts' encoder, engine."""
 
 import argparse
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ddtree_numba.prompts import Encoder, Prompt, UsageError
-from ddtree_numba.reasoning import ReasoningParser
+from ddtree_numba.options import UsageError
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.screen import Screen
+
+# Imported where they are needed, so that a wrong option is refused without waiting for them.
+if TYPE_CHECKING:
+    from ddtree_numba.engine import Engine
+    from ddtree_numba.prompts import Encoder, Prompt
+    from ddtree_numba.reasoning import ReasoningParser
 
 GIB = 1 << 30
 
@@ -19,17 +24,21 @@ class Setup:
 
     options: argparse.Namespace
     folder: Path
-    encoder: Encoder
+    encoder: "Encoder"
     context: int
 
-    def parser(self, prompt_ids: list[int]) -> ReasoningParser | None:
+    def parser(self, prompt_ids: list[int]) -> "ReasoningParser | None":
         """A parser for an answer whose reasoning is to be kept apart."""
         if not self.options.thinking or self.options.raw:
             return None
+        from ddtree_numba.reasoning import ReasoningParser
+
         return ReasoningParser.after_prompt(self.encoder.tokenizer, prompt_ids)
 
 
 def version() -> str:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version("ddtree-numba")
     except importlib.metadata.PackageNotFoundError:
@@ -83,6 +92,7 @@ def prepare(options: argparse.Namespace, screen: Screen) -> Setup:
     """Read configuration, tokenizer, chat template; CheckpointError or UsageError in one line."""
     from ddtree_numba.chat import Chat
     from ddtree_numba.model.config import load_config
+    from ddtree_numba.prompts import Encoder
     from ddtree_numba.tokenizer import Tokenizer
 
     folder = model_folder(options)
@@ -104,7 +114,9 @@ def prepare(options: argparse.Namespace, screen: Screen) -> Setup:
     )
 
 
-def load_engine(options: argparse.Namespace, ready: Setup, prompts: list[Prompt], screen: Screen):
+def load_engine(
+    options: argparse.Namespace, ready: Setup, prompts: "list[Prompt]", screen: Screen
+) -> "Engine":
     """Read the weights, with progress; the cache is made as large as these prompts can need."""
     from ddtree_numba.engine import Engine
     from ddtree_numba.progress import Progress

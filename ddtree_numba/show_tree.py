@@ -2,26 +2,27 @@
 
     round 2: 7 nodes, 2 drafted tokens accepted + bonus = 3 tokens
     "return"
-    ├─ * " self" 62%  * "." 58%
+    ├─ * " self" 62% → * "." 58%
     │  ├─ + "name"
     │  └─ "value" 12%
-    └─ " x" 21%
+    └─ " x" 21%, " y" 4%, " z" 1%
 
-Siblings stand in the order of their probability; an only child follows its parent on the same line.
-The percentage is the drafter's probability of the whole path down to a node. `*` marks the accepted
-path, `+` the bonus token: the target's own choice where the tree ended or held something else.
+An only child follows its parent on the same line, behind an arrow; siblings without children share
+a line. The percentage is the drafter's probability of the whole path down to a node. `*` marks the
+accepted path, `+` the bonus token: the target's own choice where the tree ended or held another.
 """
 
 import json
 import math
 from typing import TextIO
 
+from ddtree_numba.answer import counted
 from ddtree_numba.request import RoundTrace
 from ddtree_numba.tokenizer import Tokenizer
 
 LINE_NODES = 6  # nodes on one line before a chain is broken
-BOX = {"branch": "├─ ", "last": "└─ ", "down": "│  ", "blank": "   "}
-ASCII = {"branch": "|- ", "last": "`- ", "down": "|  ", "blank": "   "}
+BOX = {"branch": "├─ ", "last": "└─ ", "down": "│  ", "blank": "   ", "then": " → "}
+ASCII = {"branch": "|- ", "last": "`- ", "down": "|  ", "blank": "   ", "then": " -> "}
 GREEN, YELLOW, DIM, PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 
 
@@ -48,10 +49,11 @@ class TreeText:
         return "".join(line + "\n" for line in lines)
 
     def _heading(self, trace: RoundTrace, number: int, accepted: int) -> str:
-        plural = "s" if accepted != 1 else ""
-        text = f"round {number}: {trace.size} nodes, {accepted} drafted token{plural} accepted"
         whole = accepted + 1
-        text += f" + bonus = {whole} token{'s' if whole != 1 else ''}"
+        text = (
+            f"round {number}: {counted(trace.size, 'node')},"
+            f" {counted(accepted, 'drafted token')} accepted + bonus = {counted(whole, 'token')}"
+        )
         if trace.emitted < whole:
             text += f", {trace.emitted} emitted before the end"
         return self._paint(text, DIM)
@@ -66,18 +68,27 @@ class TreeText:
         lines: list[str],
     ) -> None:
         """Append what is below `node`: the bonus token, then each child with what is below it."""
+        rows: list[tuple[str, int | None]] = []  # text, and the node to go on below
         if node == path[-1]:
-            fork = self.lines["branch" if children[node] else "last"]
-            lines.append(indent + fork + self._bonus(trace))
+            rows.append((self._bonus(trace), None))
+        leaves: list[str] = []
         for child in children[node]:
-            last = child == children[node][-1]
+            if not children[child] and child not in path and leaves and len(leaves) < LINE_NODES:
+                leaves.append(self._node(trace, child, False))
+                rows[-1] = (", ".join(leaves), None)
+                continue
             run = [child]
             while len(children[run[-1]]) == 1 and run[-1] != path[-1] and len(run) < LINE_NODES:
                 run += children[run[-1]]
-            text = "  ".join(self._node(trace, step, step in path) for step in run)
+            text = self.lines["then"].join(self._node(trace, step, step in path) for step in run)
+            leaves = [text] if not children[child] and child not in path else []
+            rows.append((text, run[-1]))
+        for number, (text, below) in enumerate(rows, 1):
+            last = number == len(rows)
             lines.append(indent + self.lines["last" if last else "branch"] + text)
-            deeper = indent + self.lines["blank" if last else "down"]
-            self._branches(trace, children, path, run[-1], deeper, lines)
+            if below is not None:
+                deeper = indent + self.lines["blank" if last else "down"]
+                self._branches(trace, children, path, below, deeper, lines)
 
     def _node(self, trace: RoundTrace, node: int, accepted: bool) -> str:
         probability = math.exp(min(float(trace.scores[node]), 0.0))

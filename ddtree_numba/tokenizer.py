@@ -138,11 +138,10 @@ class Tokenizer:
 
 def slices(text: str) -> Iterator[str]:
     """`text` as the published tokenizer cuts it: at MAX_TEXT, inside runs longer than MAX_RUN."""
-    long_run = re.compile(rf"\s{{{MAX_RUN + 1},}}|\S{{{MAX_RUN + 1},}}")
     for first in range(0, len(text), MAX_TEXT):
         part = text[first : first + MAX_TEXT]
         begin = 0
-        for run in long_run.finditer(part):
+        for run in re.finditer(r"\s+|\S+", part):
             for cut in range(run.start() + MAX_RUN, run.end(), MAX_RUN):
                 yield part[begin:cut]
                 begin = cut
