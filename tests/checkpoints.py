@@ -5,13 +5,16 @@ model/names.py, so that a wrong table cannot agree with itself. All cut dimensio
 ranks.
 """
 
+import json
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
-from golden.checkpoint_writer import write_checkpoint, write_drafter
+from golden.checkpoint_writer import write_checkpoint, write_drafter, write_safetensors
 
 YARN = {
     "type": "yarn",
@@ -238,3 +241,22 @@ def write_tiny(
     draft = drafter_config()
     write_drafter(folder / "drafter", draft, random_tensors(drafter_shapes(draft), rng))
     return tensors
+
+
+def edit_tensors(path: Path, edit: Callable[[dict[str, np.ndarray]], None]) -> None:
+    """Change the tensors of one file; where an index lists them, it follows."""
+    tensors = dict(load_file(path))
+    edit(tensors)
+    write_safetensors(path, tensors)
+    index = path.parent / "model.safetensors.index.json"
+    if index.exists():
+        content = json.loads(index.read_text())
+        others = {k: v for k, v in content["weight_map"].items() if v != path.name}
+        content["weight_map"] = others | dict.fromkeys(tensors, path.name)
+        index.write_text(json.dumps(content))
+
+
+def shard_of(folder: Path, name: str) -> Path:
+    """The file that holds a tensor."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    return folder / index["weight_map"][name]
