@@ -1,4 +1,4 @@
-"""A checkpoint folder without weights, whose tokens are bytes, words of choice and control tokens."""
+"""A checkpoint folder without weights: tokens are bytes, words of choice and control tokens."""
 
 import base64
 import json
@@ -23,12 +23,13 @@ NAMES = {
 }
 
 TEMPLATE = """\
+{%- set markers = {'user': '<|im_user|>', 'assistant': '<|im_assistant|>'} -%}
 {%- for message in messages -%}
-  {%- if message.role == 'user' -%}<|im_user|>{%- elif message.role == 'assistant' -%}<|im_assistant|>
-  {%- else -%}<|im_system|>{%- endif -%}
-  {{ message.name or message.role }}<|im_middle|>{{ message.content }}<|im_end|>
+  {{ markers.get(message.role, '<|im_system|>') }}{{ message.name or message.role }}<|im_middle|>
+  {{- message.content }}<|im_end|>
 {%- endfor -%}
-{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson(separators=(',', ':')) }}<|im_end|>
+{%- if tools -%}
+  <|im_system|>tool_declare<|im_middle|>{{ tools | tojson(separators=(',', ':')) }}<|im_end|>
 {%- endif -%}
 {%- if add_generation_prompt -%}
   <|im_assistant|>assistant<|im_middle|>{{ '<think>' if thinking else '<think></think>' }}
