@@ -74,12 +74,12 @@ def _check(pages, scratch, page_table, starts, nodes, counts) -> None:
 
 
 CASES: dict[str, dict] = {
-    "root only": dict(layers=1, page=16, starts=[0], counts=[1], nodes=1, width=8),
+    "root_only": dict(layers=1, page=16, starts=[0], counts=[1], nodes=1, width=8),
     "nothing": dict(layers=2, page=16, starts=[3, 16], counts=[0, 0], nodes=4, width=8),
-    "page boundary": dict(
+    "page_boundary": dict(
         layers=3, page=16, starts=[15, 16, 31], counts=[2, 3, 4], nodes=9, width=8
     ),
-    "two boundaries": dict(layers=2, page=4, starts=[3, 1], counts=[8, 7], nodes=33, width=8),
+    "two_boundaries": dict(layers=2, page=4, starts=[3, 1], counts=[8, 7], nodes=33, width=8),
     "unequal": dict(layers=6, page=64, starts=[63, 200, 5], counts=[8, 1, 4], nodes=65, width=80),
     "k26": dict(layers=61, page=64, starts=[4093] * 4, counts=[5] * 4, nodes=33, width=576),
 }

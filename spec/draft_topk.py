@@ -41,11 +41,11 @@ def draft_topk(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 CASES: dict[str, dict] = {
-    "one of one": dict(requests=1, depths=1, vocabulary=1, k=1),
-    "no depth": dict(requests=2, depths=0, vocabulary=8, k=4),
-    "k is zero": dict(requests=1, depths=2, vocabulary=8, k=0),
-    "k is the vocabulary": dict(requests=1, depths=2, vocabulary=16, k=16),
-    "k above the vocabulary": dict(requests=1, depths=2, vocabulary=16, k=17),
+    "one_of_one": dict(requests=1, depths=1, vocabulary=1, k=1),
+    "no_depth": dict(requests=2, depths=0, vocabulary=8, k=4),
+    "k_is_zero": dict(requests=1, depths=2, vocabulary=8, k=0),
+    "k_is_the_vocabulary": dict(requests=1, depths=2, vocabulary=16, k=16),
+    "k_above_the_vocabulary": dict(requests=1, depths=2, vocabulary=16, k=17),
     "ties": dict(requests=2, depths=3, vocabulary=40, k=7, ties=True),
     "tiny": dict(requests=2, depths=7, vocabulary=2048, k=32, ties=True),
     "k26": dict(requests=1, depths=7, vocabulary=163840, k=32, ties=True),

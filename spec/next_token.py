@@ -11,9 +11,9 @@ One distribution serves every path (plain decoding, every tree node, the bonus),
 
 The race of step 6 draws from softmax(l) over the tokens that stayed (Gumbel-max). Equal scores:
 lower id. Masses are integers (`numerics.mass`), so that sums are exact in any order; the mass of
-the first ranks has reached top_p when it is >= ceil(top_p * total), product in float64. Everything
-else is float32, each operation rounded on its own: a kernel that issues the same operations draws
-the same.
+the first ranks has reached top_p when it is >= ceil(total * (top_p * (1 - 2**-20))), both products
+in float64. Everything else is float32, each operation rounded on its own: a kernel that issues the
+same operations draws the same.
 
     logits     float [M, V]    -inf entries are excluded tokens
     positions  int64 [M]       absolute position of the token that is drawn
@@ -33,6 +33,7 @@ from ddtree_numba.spec.noise import exponential, random_words
 from ddtree_numba.spec.numerics import F32, Cost, exp32, largest, log32, mass, widen
 
 GREEDY_BELOW = 1e-5  # temperatures that mean argmax
+TOP_P_SLACK = 2.0**-20  # masses carry float32 errors: .6 + .3 has to reach a top_p of .9
 LARGEST = np.finfo(F32).max
 TOLERANCE = 0
 
@@ -107,7 +108,8 @@ def kept(logits: np.ndarray, scaled: np.ndarray, params: SamplingParams) -> np.n
         stay = np.ones(order.shape, bool)
         if params.top_p < 1:
             masses = mass(np.take_along_axis(below, order, axis=1))
-            needed = np.ceil(masses.sum(axis=1, keepdims=True) * np.float64(params.top_p))
+            share = np.float64(params.top_p * (1 - TOP_P_SLACK))
+            needed = np.ceil(masses.sum(axis=1, keepdims=True) * share)
             stay = np.cumsum(masses, axis=1) - masses < needed.astype(np.int64)
         chosen = np.zeros(logits.shape, bool)
         np.put_along_axis(chosen, order, stay, axis=1)
@@ -119,15 +121,15 @@ def kept(logits: np.ndarray, scaled: np.ndarray, params: SamplingParams) -> np.n
 
 CASES: dict[str, dict] = {
     "greedy": dict(rows=3, vocabulary=10),
-    "one token": dict(rows=2, vocabulary=1, temperature=1.0),
-    "partial block": dict(rows=5, vocabulary=37, temperature=0.8),
-    "top k": dict(rows=4, vocabulary=64, temperature=1.0, top_k=5),
-    "top p": dict(rows=4, vocabulary=64, temperature=1.0, top_p=0.9),
-    "min p": dict(rows=4, vocabulary=64, temperature=1.0, min_p=0.1),
-    "all filters": dict(rows=9, vocabulary=999, temperature=0.7, top_k=50, top_p=0.95, min_p=0.02),
+    "one_token": dict(rows=2, vocabulary=1, temperature=1.0),
+    "partial_block": dict(rows=5, vocabulary=37, temperature=0.8),
+    "top_k": dict(rows=4, vocabulary=64, temperature=1.0, top_k=5),
+    "top_p": dict(rows=4, vocabulary=64, temperature=1.0, top_p=0.9),
+    "min_p": dict(rows=4, vocabulary=64, temperature=1.0, min_p=0.1),
+    "all_filters": dict(rows=9, vocabulary=999, temperature=0.7, top_k=50, top_p=0.95, min_p=0.02),
     "tiny": dict(rows=17, vocabulary=2048, temperature=0.8, top_p=0.95),
     "k26": dict(rows=17, vocabulary=163840, temperature=0.8, top_p=0.95),
-    "k26 greedy": dict(rows=17, vocabulary=163840),
+    "k26_greedy": dict(rows=17, vocabulary=163840),
 }
 
 

@@ -42,7 +42,8 @@ def random_words(seeds: np.ndarray, positions: np.ndarray, vocabulary: int) -> n
     low, high = (half[:, None] for half in halves(positions))
     key = tuple(half[:, None] for half in halves(seeds))
     words = philox((blocks, np.zeros_like(blocks), low, high), key)
-    return np.stack(words, axis=-1).reshape(len(seeds), -1)[:, :vocabulary]
+    rows = np.stack(words, axis=-1).reshape(len(seeds), blocks.size * WORDS)
+    return rows[:, :vocabulary]
 
 
 def exponential(words: np.ndarray) -> np.ndarray:

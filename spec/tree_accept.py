@@ -75,9 +75,9 @@ CASES: dict[str, dict] = {
     "root": dict(nodes=1, sizes=[1], tokens=4),
     "chain": dict(nodes=8, sizes=[8], shape="chain", tokens=2),
     "star": dict(nodes=66, sizes=[66], shape="star", tokens=80),
-    "duplicate siblings": dict(nodes=30, sizes=[30, 29], tokens=2),
+    "duplicate_siblings": dict(nodes=30, sizes=[30, 29], tokens=2),
     "unequal": dict(nodes=66, sizes=[5, 65, 0, 1], tokens=3),
-    "unusable rows": dict(nodes=20, sizes=[20, 20], tokens=2, unusable=0.3),
+    "unusable_rows": dict(nodes=20, sizes=[20, 20], tokens=2, unusable=0.3),
     "k26": dict(nodes=33, sizes=[33, 33, 33, 33], tokens=4),
 }
 

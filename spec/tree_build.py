@@ -169,16 +169,16 @@ def random_parents(case: dict, rng: np.random.Generator) -> dict:
 
 
 CASES: dict[str, dict] = {
-    "no budget": dict(requests=2, depths=3, k=4, budget=0),
-    "no depth": dict(requests=2, depths=0, k=4, budget=5),
-    "no candidates": dict(requests=1, depths=3, k=0, budget=5),
-    "one depth": dict(requests=1, depths=1, k=6, budget=4),
+    "no_budget": dict(requests=2, depths=3, k=4, budget=0),
+    "no_depth": dict(requests=2, depths=0, k=4, budget=5),
+    "no_candidates": dict(requests=1, depths=3, k=0, budget=5),
+    "one_depth": dict(requests=1, depths=1, k=6, budget=4),
     "chain": dict(requests=1, depths=7, k=1, budget=7),
-    "more budget than nodes": dict(requests=2, depths=2, k=3, budget=20),
-    "all equal": dict(requests=2, depths=4, k=3, budget=30, values=1),
+    "more_budget_than_nodes": dict(requests=2, depths=2, k=3, budget=20),
+    "all_equal": dict(requests=2, depths=4, k=3, budget=30, values=1),
     "ties": dict(requests=3, depths=7, k=8, budget=63, values=3),
-    "minus infinity": dict(requests=2, depths=3, k=5, budget=64, excluded=2),
-    "two words": dict(requests=1, depths=7, k=16, budget=65),
+    "minus_infinity": dict(requests=2, depths=3, k=5, budget=64, excluded=2),
+    "two_words": dict(requests=1, depths=7, k=16, budget=65),
     "largest": dict(requests=1, depths=15, k=64, budget=256),
     "k26": dict(requests=4, depths=7, k=32, budget=32),
 }

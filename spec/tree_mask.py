@@ -61,7 +61,7 @@ def tree_paths(
 CASES: dict[str, dict] = {
     "root": dict(nodes=1, sizes=[1]),
     **{
-        f"{shape} of {n}": dict(nodes=n, sizes=[n], shape=shape)
+        f"{shape}_of_{n}": dict(nodes=n, sizes=[n], shape=shape)
         for shape in ("chain", "star", "random")
         for n in (31, 32, 33, 63, 64, 65, 129, 257)
     },

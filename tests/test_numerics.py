@@ -1,4 +1,4 @@
-"""Rounding, row-wise products, INT4 golden words, and the float32 exp and log that kernels repeat."""
+"""Rounding, row-wise products, INT4 golden words, float32 exp and log that kernels repeat."""
 
 import numpy as np
 import pytest
@@ -128,7 +128,7 @@ def test_log32_is_accurate_and_exact_at_one():
 
 
 def test_exp32_and_log32_bits_are_pinned():
-    """Kernels are held to these bits: the order and the rounding of the operations is the contract."""
+    """Kernels are held to these bits: order and rounding of the operations are the contract."""
     x = np.float32([-0.1, -1.0, -3.7, -50.0])
     assert exp32(x).view(np.uint32).tolist() == [0x3F67A36D, 0x3EBC5AB2, 0x3CCA88FE, 0x1B692BEB]
     assert log32(-x).view(np.uint32).tolist() == [0xC0135D8E, 0, 0x3FA77773, 0x407A5E96]

@@ -10,7 +10,7 @@ import pytest
 from ddtree_numba.spec.draft_topk import draft_topk
 from ddtree_numba.spec.numerics import F32
 from ddtree_numba.spec.tree_accept import tree_accept
-from ddtree_numba.spec.tree_build import CASES, Tree, check_tree, inputs, tree_build
+from ddtree_numba.spec.tree_build import CASES, check_tree, inputs, tree_build
 
 REFERENCE = json.loads((Path(__file__).parent / "data/ddtree_reference_cases.json").read_text())
 FIELDS = ("tokens", "parents", "depths", "scores", "sizes")
@@ -149,7 +149,7 @@ def test_s12_nan_ends_the_candidates_of_a_depth():
     assert tree_build(np.array([0]), token_ids, partly, 100).sizes[0] == 1
 
 
-@pytest.mark.parametrize("name", ["ties", "two words", "minus infinity", "all equal"])
+@pytest.mark.parametrize("name", ["ties", "two_words", "minus_infinity", "all_equal"])
 def test_a_smaller_budget_gives_a_prefix(name):
     arguments = inputs(CASES[name], np.random.default_rng(3))
     largest = tree_build(**arguments)
@@ -160,7 +160,7 @@ def test_a_smaller_budget_gives_a_prefix(name):
             assert np.array_equal(getattr(tree, field), expected), field
 
 
-@pytest.mark.parametrize("name", ["ties", "two words", "minus infinity", "all equal", "largest"])
+@pytest.mark.parametrize("name", ["ties", "two_words", "minus_infinity", "all_equal", "largest"])
 def test_scores_do_not_increase_and_parents_come_first(name):
     tree = tree_build(**inputs(CASES[name], np.random.default_rng(4)))
     check_tree(tree.parents, tree.sizes)
