@@ -1,0 +1,216 @@
+"""The shape of the repository: one operation, one name, everywhere; no upward imports; short files.
+
+Every rule is a function of a folder that returns what breaks it, and is shown a folder that does.
+"""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddtree_numba.spec.numerics import Cost
+
+ROOT = Path(__file__).resolve().parents[1]
+OPERATIONS = [
+    *("draft_topk", "tree_build", "tree_links", "tree_mask", "tree_accept"),
+    *("cache_commit", "next_token"),
+    *("embed", "rms_norm", "rope", "linear", "absorb", "kv_append", "tree_attention", "router"),
+    *("moe_int4", "swiglu", "all_reduce"),
+    "draft_attention",
+]
+SHARED = {"numerics", "noise"}  # modules of spec/ that are no operations
+MACHINERY = {"ptx", "launch", "simt"}  # modules of kernels/ that are no operations
+LAYERS = ("spec", "kernels", "model", "ddtree_numba")  # each may import itself and those before it
+FOLDERS = (*LAYERS, "tests", "golden", "bench")
+LINES = 300
+SPEC_MAY_IMPORT = {
+    *("numpy", "ml_dtypes", "ddtree_numba"),
+    *("collections", "dataclasses", "functools", "heapq", "itertools", "math", "typing"),
+}
+
+
+def stems(folder):
+    return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
+
+
+def sources(folder):
+    """Python files of a folder; a link to another folder is not followed."""
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if path.is_symlink():
+            continue
+        if path.is_dir():
+            yield from sources(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def imports(path):
+    """(module, level) of every import, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield module, node.level
+            if module == "ddtree_numba":
+                yield from ((f"{module}.{alias.name}", node.level) for alias in node.names)
+
+
+def layer_of(module):
+    """Index in LAYERS of an import name, None for one from elsewhere."""
+    parts = module.split(".")
+    if parts[0] != "ddtree_numba":
+        return None
+    # `from ddtree_numba import spec` is judged by the second name that `imports` yields for it
+    if len(parts) == 1:
+        return 0
+    return LAYERS.index(parts[1]) if parts[1] in LAYERS else len(LAYERS) - 1
+
+
+def missing_files(root):
+    """Operations without a specification, specifications without a test, kernels without either."""
+    specs, tests = stems(root / "spec") - SHARED, stems(root / "tests")
+    benches, kernels = stems(root / "bench"), stems(root / "kernels") - MACHINERY
+    wrong = [f"spec/{stem}.py" for stem in sorted(set(OPERATIONS) - specs)]
+    wrong += [f"tests/test_{stem}.py" for stem in sorted(specs) if f"test_{stem}" not in tests]
+    wrong += [f"spec/{stem}.py" for stem in sorted(kernels - specs)]
+    return wrong + [f"bench/bench_{s}.py" for s in sorted(kernels) if f"bench_{s}" not in benches]
+
+
+def long_files(root):
+    counts = {
+        path: len(path.read_text().splitlines()) for f in FOLDERS for path in sources(root / f)
+    }
+    return [f"{path.relative_to(root)}: {n}" for path, n in counts.items() if n > LINES]
+
+
+def upward_imports(root):
+    """Imports of a later layer, relative imports, and anything in spec/ beyond numpy."""
+    wrong = []
+    for layer, folder in enumerate(LAYERS):
+        for path in sources(root / folder):
+            for module, level in imports(path):
+                above = (layer_of(module) or 0) > layer
+                foreign = folder == "spec" and module.split(".")[0] not in SPEC_MAY_IMPORT
+                if above or foreign or level:
+                    wrong.append(f"{path.relative_to(root)}: {'.' * level}{module}")
+    return wrong
+
+
+def test_every_operation_has_its_files():
+    assert not missing_files(ROOT)
+
+
+def test_files_are_short():
+    assert not long_files(ROOT)
+
+
+def test_no_module_imports_upwards():
+    assert not upward_imports(ROOT)
+
+
+@pytest.mark.parametrize("folder", ["spec", "model"])
+def test_packages_import_nothing_by_themselves(folder):
+    assert not list(imports(ROOT / folder / "__init__.py"))
+
+
+def small_cases(spec):
+    """Cases below published size; those are for benches."""
+    return {name: case for name, case in spec.CASES.items() if not name.startswith("k26")}
+
+
+@pytest.mark.parametrize("stem", sorted(set(OPERATIONS) | (stems(ROOT / "spec") - SHARED)))
+def test_a_specification_exports_all_that_tests_and_benches_need(stem):
+    spec = importlib.import_module(f"ddtree_numba.spec.{stem}")
+    function = getattr(spec, stem)
+    assert spec.__doc__ and "Errors:" in spec.__doc__
+    assert small_cases(spec), "named edge cases"
+    assert len(small_cases(spec)) < len(spec.CASES), "a case of published size, named k26..."
+    assert spec.TOLERANCE == 0 or set(spec.TOLERANCE) == {"rtol", "atol"}
+    parameters = inspect.signature(function).parameters.values()
+    required = {p.name for p in parameters if p.default is inspect.Parameter.empty}
+    for name, case in spec.CASES.items():
+        cost = spec.cost(case)
+        assert isinstance(cost, Cost) and cost.bytes >= 0 and cost.flops >= 0, name
+    for name, case in small_cases(spec).items():
+        arguments = spec.inputs(case, np.random.default_rng(0))
+        assert required <= set(arguments) <= {p.name for p in parameters}, name
+
+
+@pytest.mark.parametrize("stem", sorted(OPERATIONS))
+def test_inputs_follow_from_the_generator_alone(stem):
+    spec = importlib.import_module(f"ddtree_numba.spec.{stem}")
+    case = next(iter(small_cases(spec).values()))
+    one, two = (spec.inputs(case, np.random.default_rng(7)) for _ in range(2))
+    for name, value in one.items():
+        if isinstance(value, np.ndarray):
+            assert value.tobytes() == two[name].tobytes(), name
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A repository that obeys: every operation specified and tested, one kernel with its bench."""
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    for stem in OPERATIONS:
+        (tmp_path / f"spec/{stem}.py").write_text("import numpy as np\n")
+        (tmp_path / f"tests/test_{stem}.py").touch()
+    (tmp_path / "kernels/rope.py").write_text("from ddtree_numba.spec.rope import rope\n")
+    (tmp_path / "bench/bench_rope.py").touch()
+    (tmp_path / "ddtree_numba/spec").symlink_to("../spec")
+    assert not missing_files(tmp_path) + long_files(tmp_path) + upward_imports(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("gone", ["spec/rope.py", "tests/test_rope.py", "bench/bench_rope.py"])
+def test_a_missing_file_would_be_seen(toy, gone):
+    (toy / gone).unlink()
+    assert gone in missing_files(toy)
+
+
+def test_a_kernel_without_a_specification_would_be_seen(toy):
+    (toy / "kernels/fused.py").touch()
+    assert missing_files(toy) == ["spec/fused.py", "bench/bench_fused.py"]
+
+
+def test_a_long_file_would_be_seen(toy):
+    (toy / "model/deep").mkdir()
+    (toy / "model/deep/config.py").write_text("x = 1\n" * 301)
+    (toy / "model/names.py").write_text("x = 1\n" * 300)
+    assert long_files(toy) == ["model/deep/config.py: 301"]
+
+
+@pytest.mark.parametrize(
+    "file, line",
+    [
+        ("spec/rope.py", "import torch"),
+        ("spec/rope.py", "from ddtree_numba.model.config import ModelConfig"),
+        ("spec/rope.py", "def f():\n    from ddtree_numba.kernels import rope"),
+        ("kernels/rope.py", "import ddtree_numba.model.target"),
+        ("model/target.py", "from ddtree_numba.engine import Engine"),
+        ("model/target.py", "from ddtree_numba import engine"),
+        ("model/target.py", "from .config import ModelConfig"),
+    ],
+)
+def test_an_upward_import_would_be_seen(toy, file, line):
+    (toy / file).write_text(line + "\n")
+    assert len(upward_imports(toy)) >= 1
+    assert all(entry.startswith(file) for entry in upward_imports(toy))
+
+
+@pytest.mark.parametrize(
+    "file, line",
+    [
+        ("spec/rope.py", "from ddtree_numba.spec.numerics import matvec"),
+        ("model/target.py", "from ddtree_numba.spec import rope"),
+        ("ddtree_numba/engine.py", "from ddtree_numba.model.target import Target\nimport tqdm"),
+        ("ddtree_numba/engine.py", "import ddtree_numba"),
+    ],
+)
+def test_a_downward_import_is_allowed(toy, file, line):
+    (toy / file).write_text(line + "\n")
+    assert not upward_imports(toy)
