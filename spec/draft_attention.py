@@ -32,9 +32,7 @@ from ddtree_numba.spec.tree_attention import (
     starts_split,
 )
 
-TOLERANCE = dict(
-    rtol=2**-6, atol=2e-3
-)  # order of sums, another exp, another point where e is rounded
+TOLERANCE = dict(rtol=2**-6, atol=2e-3)  # another exp, another order, another top to round at
 
 CASES: dict[str, dict] = {
     "no_context": dict(lengths=[0], B=8, hq=4, hkv=2, d=16),

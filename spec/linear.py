@@ -15,7 +15,7 @@ import numpy as np
 
 from ddtree_numba.spec.numerics import BF16, Cost, matvec
 
-TOLERANCE = dict(rtol=2**-7, atol=2e-3)  # the order of the sum differs
+TOLERANCE = dict(rtol=2**-7, atol=2e-3)  # another order of the sum
 
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, N=192, K=256),

@@ -23,7 +23,7 @@ import numpy as np
 from ddtree_numba.spec.numerics import BF16, F32, Cost, Int4Matrix, matvec, pack_int4, widen
 from ddtree_numba.spec.swiglu import swiglu
 
-TOLERANCE = dict(rtol=2**-6, atol=4e-3)  # the order of the sums differs, h may round the other way
+TOLERANCE = dict(rtol=2**-6, atol=4e-3)  # another order of the sums; h may round the other way
 
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, k=2, E=4, H=64, I=32),

@@ -21,9 +21,7 @@ import numpy as np
 
 from ddtree_numba.spec.numerics import BF16, Cost, widen
 
-TOLERANCE = dict(
-    rtol=2**-7, atol=1e-6
-)  # the order of the sum differs: at most one step of bfloat16
+TOLERANCE = dict(rtol=2**-7, atol=1e-6)  # another order of the sum: a step of bfloat16
 
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, D=192),
@@ -60,7 +58,7 @@ def rms_norm(
 
 
 def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    wide = np.ascontiguousarray(widen(x))  # a row is summed in one fixed order
+    wide = np.ascontiguousarray(widen(x))  # else the sum may run another way
     mean = np.sum(wide * wide, axis=-1, keepdims=True) / np.float32(x.shape[-1])
     scale = np.float32(1) / np.sqrt(mean + np.float32(eps))
     return (wide * scale * widen(weight)).astype(x.dtype)

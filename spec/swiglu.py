@@ -29,7 +29,7 @@ def swiglu(gate_up: np.ndarray) -> np.ndarray:
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up {gate_up.shape} does not split into two halves")
     half = gate_up.shape[-1] // 2
-    gate = np.ascontiguousarray(widen(gate_up[..., :half]))  # exp has one form for contiguous rows
+    gate = widen(gate_up[..., :half])
     with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, -0
         activated = gate / (np.float32(1) + np.exp(-gate))
     return (activated * widen(gate_up[..., half:])).astype(gate_up.dtype, copy=False)

@@ -34,9 +34,7 @@ import numpy as np
 
 from ddtree_numba.spec.numerics import BF16, F32, Cost, widen
 
-TOLERANCE = dict(
-    rtol=2**-6, atol=2e-3
-)  # order of sums, another exp, another point where e is rounded
+TOLERANCE = dict(rtol=2**-6, atol=2e-3)  # another exp, another order, another top to round at
 
 CHUNK = 64  # positions a step, and the positions of a page
 NEAR, NEAR_SPLIT, FAR_SPLIT = 16384, 512, 2048  # split length below and from position NEAR
@@ -134,7 +132,7 @@ def _attend(q, pages, scratch, table, start, paths, scale, latent) -> np.ndarray
         if here == CHUNK:
             keys = widen(pages[table[first // CHUNK]])  # [CHUNK, W]
         else:
-            depth = max(first - start, 0)
+            depth = max(first - start, 0)  # of the first position that is not committed
             path = paths[rows, depth : depth + CHUNK - here]
             keys = np.zeros((len(path), CHUNK, q.shape[-1]), F32)
             if here:

@@ -53,7 +53,8 @@ def test_a_row_has_the_same_bits_alone(width, dtype, rng):
         assert rms_norm(x[i : i + 1], weight, 1e-5).tobytes() == together[i : i + 1].tobytes()
     wider = np.tile(x, (1, 5))[:, 3 : 3 + width]  # rows apart, another alignment
     expected = rms_norm(np.ascontiguousarray(wider), weight, 1e-5)
-    assert rms_norm(wider, weight, 1e-5).tobytes() == expected.tobytes()
+    for layout in (wider, np.asfortranarray(wider), wider[:, ::-1][:, ::-1]):
+        assert rms_norm(layout, weight, 1e-5).tobytes() == expected.tobytes()
 
 
 def test_m01_a_nan_row_stays_by_itself(rng):

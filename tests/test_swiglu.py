@@ -38,6 +38,8 @@ def test_a_row_has_the_same_bits_alone(half, rng):
     together = swiglu(gate_up)
     for i in range(67):
         assert swiglu(gate_up[i : i + 1]).tobytes() == together[i : i + 1].tobytes()
+    assert np.array_equal(swiglu(np.asfortranarray(gate_up)), together)
+    assert np.array_equal(swiglu(np.repeat(gate_up, 2, axis=1)[:, ::2]), together)
     for start in range(0, 67, 9):
         for count in (1, 2, 3, 5, 31):
             rows = slice(start, start + count)

@@ -69,6 +69,26 @@ def test_bfloat16_rounds_weights_and_result_only(name, rng):
     assert error.max() < bound and error.max() > 1e-4
 
 
+def test_values_meet_rounded_weights_and_the_sum_does_not():
+    """63 weights of 0.5019 round to 0.5: 31.5 / (1 + 63 * 0.5019), not 31.5 / (1 + 63 * 0.5)."""
+    weight = 0.5019
+    keys = np.full((64, 2), [1, np.log(weight)], np.float64)  # value, score
+    keys[0] = 0
+    given = dict(
+        q=np.array([0, 1], BF16).reshape(1, 1, 1, 2),
+        pages=keys[None].astype(F32),
+        scratch=np.array([0, -1e4], F32).reshape(1, 1, 2),
+        page_table=np.array([[0]]),
+        starts=np.array([64]),
+        paths=np.zeros((1, 1, 1), np.int32),
+        sizes=np.array([1]),
+        scale=1.0,
+        latent=1,
+    )
+    unrounded, rounded = (np.array(31.5 / (1 + 63 * w)).astype(BF16) for w in (weight, 0.5))
+    assert tree_attention(**given).item() == unrounded.item() != rounded.item()
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("name", [name for name in CPU if name != "chain"])
 def test_s09_a_node_has_the_bits_of_plain_decoding(name, dtype, rng):
