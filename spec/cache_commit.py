@@ -3,15 +3,18 @@
     row j of request r, j < counts[r]:  p = starts[r] + j
     pages[:, page_table[r, p // S], p % S] = scratch[:, r, nodes[r, j]]
 
-    pages       [Y, P, S, ...]   committed rows of Y layers, P pages of S positions (64 in use)
-    scratch     [Y, R, N, ...]   the tree's own rows; may view `pages`, as all reads precede writes
-    page_table  int32[R, M]      pages of positions 0 .. S-1, S .. 2S-1, ...; -1 where none is owned
-    starts      int  [R]         committed positions before this call
-    nodes       int32[R, D]      accepted nodes; entries from counts[r] on are not read
-    counts      int  [R]         rows to keep, 0 .. D
+| name       | shape          | dtype, meaning                                                 |
+|------------|----------------|----------------------------------------------------------------|
+| pages      | [Y, P, S, ...] | committed rows of Y layers, P pages of S positions (64 in use) |
+| scratch    | [Y, R, N, ...] | dtype of the pages: the tree's own rows; may view the pages    |
+| page_table | [R, M]         | integer: page of positions mS .. mS + S-1; -1: none is owned   |
+| starts     | [R]            | integer: committed positions before this call                  |
+| nodes      | [R, D]         | integer: accepted nodes; nothing is read from counts[r] on     |
+| counts     | [R]            | integer: rows to keep, 0 .. D                                  |
 
-Nothing but the named rows is touched. Errors: ValueError, before anything is written, for a
-position without a page of its own, a node outside the scratch and counts outside 0 .. D.
+All rows are read before any is written; nothing but the named rows is touched. Errors: ValueError,
+before anything is written, for a position without a page of its own, a node outside the scratch and
+counts outside 0 .. D.
 """
 
 import numpy as np

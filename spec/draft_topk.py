@@ -6,9 +6,11 @@ The sum is one of integers, in units of 2**-40 (`numerics.mass`), so it has the 
 order and in any company; it is rounded to float32 once. Every other operation rounds to float32 on
 its own.
 
-    logits     float [R, L, V]         bfloat16 or float32, widened to float32
-    token_ids  int32 [R, L, min(k,V)]  by descending logit; equal logits: lower id first; NaN last
-    log_probs  float32, same shape     -inf stays -inf; a NaN logit has no mass and comes out as NaN
+| name      | shape             | dtype, meaning                                                  |
+|-----------|-------------------|-----------------------------------------------------------------|
+| logits    | [R, L, V]         | bfloat16 or float32, widened to float32                         |
+| token_ids | [R, L, min(k, V)] | int32, by descending logit; equal: lower id first; NaN last     |
+| log_probs | same              | float32; -inf stays -inf; a NaN logit has no mass and gives NaN |
 
 A row whose maximum is not finite has no distribution: all its log_probs are NaN, which `tree_build`
 takes for "no proposal here". Errors: ValueError for a negative k and for logits not [R, L, V].

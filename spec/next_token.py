@@ -15,10 +15,12 @@ the first ranks has reached top_p when it is >= ceil(total * (top_p * (1 - 2**-2
 in float64. Everything else is float32, each operation rounded on its own: a kernel that issues the
 same operations draws the same.
 
-    logits     float [M, V]    -inf entries are excluded tokens
-    positions  int64 [M]       absolute position of the token that is drawn
-    seeds      uint64[M]       the request's seed
-    result     int32 [M]       -1: the row holds a NaN, or its maximum is not finite
+| name      | shape  | dtype, meaning                                               |
+|-----------|--------|--------------------------------------------------------------|
+| logits    | [M, V] | bfloat16 or float32; -inf entries are excluded tokens        |
+| positions | [M]    | int64: absolute position of the token that is drawn          |
+| seeds     | [M]    | uint64: the request's seed                                   |
+| out       | [M]    | int32; -1: the row holds a NaN, or its maximum is not finite |
 
 A temperature below 1e-5 means argmax, and no filter can change that. Errors: ValueError for
 parameters out of range and for shapes that do not fit.

@@ -7,11 +7,13 @@ Greedy and sampled decoding share this walk, since `next_token` draws each row's
 the tree does not depend on the draw, so every emitted token has the target's own distribution
 ("sample and walk").
 
-    tree           Tree          rows from sizes[r] on are not read
-    target_tokens  int32[R, N]   the target's token after each node; -1 (unusable) matches no child
-    nodes          int32[R, D]   accepted nodes from the root, then -1; D: the largest depth + 1
-    counts         int32[R]      how many were accepted, the root included (0 for an empty slot)
-    next_tokens    int32[R]      the target's token after the last accepted node; next round's root
+| name          | shape  | dtype, meaning                                                         |
+|---------------|--------|------------------------------------------------------------------------|
+| tree          | Tree   | rows from sizes[r] on are not read                                     |
+| target_tokens | [R, N] | integer: target's token after each node; -1 (unusable) never matches   |
+| nodes         | [R, D] | int32: accepted nodes from the root, then -1; D: the largest depth + 1 |
+| counts        | [R]    | int32: how many, the root included (0 for an empty slot)               |
+| next_tokens   | [R]    | int32: the target's token after the last of them, the next root        |
 
 Among siblings that hold the same token the lowest index is taken. Errors: ValueError for parents
 that are no tree and for target_tokens of another shape.

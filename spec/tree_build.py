@@ -6,17 +6,21 @@ log_probs[d-1][rd]. Nodes are numbered by ascending (-score, rank path), the roo
 log-probabilities are not positive and descend with the rank, a parent precedes its children, a
 likelier sibling the less likely, and the tree of a smaller budget is a prefix of the larger one.
 
-    root_tokens int  [R]        last committed token
-    token_ids   int32[R, L, k]  candidates of each depth; L = 0 or k = 0: the root alone
-    log_probs   f32  [R, L, k]  descending, <= 0; -inf makes a node like any other, after all finite
-                                ones; a list of candidates ends at its first NaN, and an empty list
-                                ends the depths
-    max_depths  int  [R]        optional: no node of request r is deeper than max_depths[r]
+| name        | shape     | dtype, meaning                                                |
+|-------------|-----------|---------------------------------------------------------------|
+| root_tokens | [R]       | integer: last committed token                                 |
+| token_ids   | [R, L, k] | integer: candidates of each depth; L = 0 or k = 0: root alone |
+| log_probs   | [R, L, k] | float32, descending, <= 0; see below for -inf and NaN         |
+| max_depths  | [R]       | optional: no node of request r is deeper than max_depths[r]   |
+| tokens      | [R, N]    | int32; N = budget + 1, real rows first; padding -1            |
+| parents     | [R, N]    | int32; -1 for the root and padding                            |
+| depths      | [R, N]    | int32; 0 for the root and padding                             |
+| scores      | [R, N]    | float32; root 0, padding -inf                                 |
+| sizes       | [R]       | int32: 1 + min(budget, number of possible nodes)              |
 
-    Tree, N = budget + 1, real rows first:
-    tokens, parents, depths  int32[R, N]   parents[:, 0] = -1; padding: -1, -1 and depth 0
-    scores                   f32  [R, N]   root 0; padding -inf
-    sizes                    int32[R]      1 + min(budget, number of possible nodes)
+A log-probability of -inf makes a node like any other, after all finite ones. A list of candidates
+ends at its first NaN, and the depths end with an empty list: an unusable draft gives the root
+alone.
 
 Errors: ValueError naming the argument. Source: arXiv 2604.12989; the total order is ours.
 """

@@ -3,9 +3,12 @@
     first_child[i]  = the lowest j with parents[j] = i
     next_sibling[i] = the lowest j > i with parents[j] = parents[i]
 
-    parents  int32[R, N]   parents[:, 0] = -1, parents[i] < i; entries from sizes[r] on are not read
-    sizes    int32[R]      real nodes
-    result   two int32[R, N], -1 for none and in padding
+| name         | shape  | dtype, meaning                                     |
+|--------------|--------|----------------------------------------------------|
+| parents      | [R, N] | integer; parents[:, 0] = -1, parents[i] < i        |
+| sizes        | [R]    | integer: real nodes; nothing is read from there on |
+| first_child  | [R, N] | int32, -1 for none and in padding                  |
+| next_sibling | [R, N] | int32, -1 for none and in padding                  |
 
 SGLang's verify kernels take the same pair as `retrive_next_token` and `retrive_next_sibling`.
 Errors: ValueError for parents that are no tree.

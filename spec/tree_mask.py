@@ -3,11 +3,13 @@
     words[r, i]  bit j of word j // 64 is set  <=>  j is i or an ancestor of i
     paths[r, i]  the same nodes by index, root .. i, then -1
 
-    parents  int32 [R, N]               parents[:, 0] = -1, parents[i] < i
-    depths   int32 [R, N]               edges from the root
-    sizes    int32 [R]                  real nodes; nothing else is read from sizes[r] on
-    words    uint64[R, N, ceil(N/64)]   padding rows 0
-    paths    int32 [R, N, width]        padding rows -1; width: the deepest real node's depth + 1
+| name    | shape              | dtype, meaning                                       |
+|---------|--------------------|------------------------------------------------------|
+| parents | [R, N]             | integer; parents[:, 0] = -1, parents[i] < i          |
+| depths  | [R, N]             | integer: edges from the root                         |
+| sizes   | [R]                | integer: real nodes; nothing is read from there on   |
+| words   | [R, N, ceil(N/64)] | uint64; padding rows 0                               |
+| paths   | [R, N, width]      | int32; padding rows -1; width: the largest depth + 1 |
 
 Errors: ValueError for parents that are no tree, for depths that do not follow from them, and for a
 width that is too small.
