@@ -28,9 +28,7 @@ def tree_links(parents: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     first_child = np.full(parents.shape, -1, np.int32)
     next_sibling = np.full(parents.shape, -1, np.int32)
     for r, size in enumerate(sizes):
-        for i in range(
-            size - 1, 0, -1
-        ):  # from the last, so that each child is put before later ones
+        for i in range(size - 1, 0, -1):  # from the last: each is put before its later siblings
             parent = parents[r, i]
             next_sibling[r, i] = first_child[r, parent]
             first_child[r, parent] = i
