@@ -1,0 +1,249 @@
+"""The command around a scripted model: what goes to which stream, and how an answer ends."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.command import run, scripted_command
+
+EOS, END, PAD, THINK, CLOSE = 257, 258, 511, 278, 279  # of the toy vocabulary: 256 bytes before
+FIELDS = [
+    "text",
+    "token_ids",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "rounds",
+    "tokens_per_round",
+    "tokens_per_second",
+    "mode",
+    "budget",
+    "backend",
+    "seed",
+]
+MODES = (["--mode", "ar"], ["--mode", "chain"], ["--budget", "16"], ["--budget", "1"])
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Run the command on a model that gives `answer`."""
+
+    def call(answer, *argv: str, prompt: str = "xyz", words: tuple[str, ...] = ()):
+        folder = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        scripted_command(monkeypatch, folder, list(answer), words=words)
+        return run(monkeypatch, capsys, prompt, "--model", str(folder), *argv)
+
+    return call
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_g03_the_answer_alone_goes_to_standard_output(command, mode):
+    ran = command([*b"hello\n", END, *b"never"], *mode)
+    assert (ran.code, ran.out) == (0, "hello\n")
+    assert ran.err.startswith("stop: 7 tokens in ") and ran.err.count("\n") == 1
+    assert "tokens per round (emitted, bonus token included)" in ran.err
+
+
+def test_g03_quiet_silences_all_but_errors(command):
+    ran = command([*b"hi", END], "--quiet")
+    assert ran == (0, "hi", "")
+    ran = command([ord("h"), np.full(512, np.nan)], "--quiet")
+    assert ran.code == 1 and ran.out == "h" and ran.err.count("\n") == 1
+    assert ran.err.startswith("error: non-finite logits")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first, second", [(END, EOS), (EOS, END), (265, END)])
+def test_t01_the_first_stop_token_ends_the_answer(command, mode, first, second):
+    one = command([*b"ab", first, second, *b"c"], "--json", *mode).json
+    assert one["token_ids"] == [97, 98, first]
+    assert (one["text"], one["finish_reason"], one["completion_tokens"]) == ("ab", "stop", 3)
+
+
+def test_s01_nothing_after_the_end_token_is_shown_or_counted(command):
+    ran = command([11, END, 13, 14, 9], "--json", "--budget", "16")
+    assert ran.json["token_ids"] == [11, END] and ran.json["rounds"] == 1
+
+
+def test_s01_ignore_eos_goes_on(command):
+    one = command([*b"a", END, *b"b"], "--ignore-eos", "--max-new-tokens", "7", "--json").json
+    assert (one["text"], one["finish_reason"]) == ("ababa", "length")
+    assert one["token_ids"] == [97, END, 98, 97, END, 98, 97]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 15, 16, 17, 18, 33])
+def test_s02_exact_token_limit(command, limit):
+    text = b"abcdefghijklmnopqrstuvwxyz0123456789"
+    one = command(text, "--max-new-tokens", str(limit), "--json", "--budget", "64").json
+    assert one["token_ids"] == list(text[:limit]) and one["finish_reason"] == "length"
+    assert one["completion_tokens"] == limit
+
+
+@pytest.mark.parametrize("limit, reason, count", [(2, "length", 2), (3, "stop", 3), (5, "stop", 3)])
+@pytest.mark.parametrize("ending", ["token", "string"])
+def test_s03_the_earliest_end_wins(command, limit, reason, count, ending):
+    answer = [*b"ab", END if ending == "token" else ord("S"), *b"cdef"]
+    argv = ["--stop", "S"] if ending == "string" else []
+    outcomes = [
+        command(answer, "--max-new-tokens", str(limit), "--json", *argv, *mode).json
+        for mode in MODES
+    ]
+    for one in outcomes:
+        assert (one["finish_reason"], one["token_ids"]) == (reason, answer[:count])
+        assert one["text"] == "ab"
+
+
+def test_s05_text_ids_and_counts_describe_the_same_answer(command):
+    answer = [256, 256, 256, 257, 257]
+    one = command(answer, "--stop", " ha ha ha", "--json", words=(" ha", " no")).json
+    assert one["text"] == "" and one["token_ids"] == answer[:3]
+    assert one["completion_tokens"] == 3 and one["finish_reason"] == "stop"
+    ran = command([*b"ab\n", *b"\ncd"], "--stop", "\n\n")
+    assert ran.out == "ab"
+
+
+def test_s06_tokens_per_round_is_emitted_tokens_by_rounds(command):
+    # Rounds of a chain of 7: 8 tokens, then 3 up to the end token.
+    one = command([*b"abcdefgh", *b"ij", END, *b"klmno"], "--json", "--mode", "chain").json
+    assert one["rounds"] == 2 and one["completion_tokens"] == 11
+    assert one["tokens_per_round"] == 5.5
+    none = command(b"a", "--json", "--max-new-tokens", "0").json
+    assert none["rounds"] == 0 and none["tokens_per_round"] is None
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_g06_rates_are_null_where_undefined(command, limit):
+    one = command(b"abc", "--json", "--max-new-tokens", str(limit)).json
+    assert (one["tokens_per_second"] is None) == (limit < 2)
+    ran = command(b"abc", "--max-new-tokens", str(limit))
+    assert ran.code == 0 and ("; - tokens/s;" in ran.err) == (limit < 2)
+    for part in ("load", "prefill", "decode"):
+        assert f"{part} 0." in ran.err
+
+
+def test_json_has_the_documented_fields(command):
+    one = command([*"é😀".encode(), END], "--json", "--budget", "4").json
+    assert list(one) == FIELDS
+    assert one["text"] == "é😀" and one["prompt_tokens"] == 3
+    assert (one["mode"], one["budget"], one["backend"]) == ("ddtree", 4, "numpy")
+
+
+def test_g04_an_answer_that_failed_says_so_in_json(command):
+    ran = command([ord("h"), np.full(512, np.nan)], "--json")
+    one = json.loads(ran.out)
+    assert ran.code == 1 and list(one) == [*FIELDS, "error"]
+    assert one["finish_reason"] == "error" and one["text"] == "h"
+    assert ran.err.splitlines()[-1] == f"error: {one['error']}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_t04_characters_accepted_in_parts_or_cut_by_the_limit(command, mode):
+    answer = [*"你😀".encode(), *b"\xf0\x9fA", *b"\x80", *"😀".encode()[:2]]
+    ran = command(answer, "--max-new-tokens", str(len(answer)), *mode)
+    assert ran.out == "你😀\ufffdA\ufffd\ufffd"
+
+
+def test_t03_pad_is_never_printed(command):
+    assert command([*b"a", PAD, *b"b", END]).out == "ab"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "answer, reasoning, text",
+    [
+        ([*b"x", CLOSE, *b"y", END], "x", "y"),
+        ([*b"x</think>y", END], "x", "y"),
+        ([CLOSE, *b"y", END, *b"z"], "", "y"),
+        ([*b"xxx"], "xxxxxx", ""),
+        ([*b"x", 267, *b"call", END], "x", "<|tool_calls_section_begin|>call"),
+    ],
+)
+def test_t06_reasoning_is_kept_apart(command, mode, answer, reasoning, text):
+    argv = ["--chat", "--thinking", *mode]
+    limit = [] if END in answer else ["--max-new-tokens", "6"]
+    one = command(answer, "--json", *argv, *limit).json
+    assert (one["reasoning"], one["text"]) == (reasoning, text)
+    ran = command(answer, *argv, *limit)
+    assert ran.out == text and ran.err.startswith(f"{reasoning}\n" if reasoning else "stop")
+
+
+def test_t06_no_thinking_and_raw(command):
+    answer = [*b"x", CLOSE, *b"y", END]
+    for switch in ([], ["--no-thinking"]):
+        assert command(answer, "--chat", *switch).out == "x</think>y"
+        assert "reasoning" not in command(answer, "--chat", "--json", *switch).json
+    ran = command(answer, "--chat", "--thinking", "--raw")
+    assert ran.out == "x</think>y" and not ran.err.startswith("x")
+
+
+def test_show_tree_draws_every_round(command):
+    ran = command([*b"abcdefghij", END], "--show-tree", "--mode", "chain")
+    assert ran.out == "abcdefghij"
+    headings = [line for line in ran.err.splitlines() if line.startswith("round ")]
+    assert headings == [
+        "round 1: 8 nodes, 7 drafted tokens accepted + bonus = 8 tokens",
+        "round 2: 8 nodes, 7 drafted tokens accepted + bonus = 8 tokens, 3 emitted before the end",
+    ]
+    assert '* "b"' in ran.err and '+ "h"' in ran.err
+
+
+def test_check_passes_and_tells_the_gain(command):
+    ran = command([*b"abcdef", END], "--check", "--budget", "8")
+    assert ran.code == 0 and ran.out == "abcdef"
+    assert ran.err.splitlines()[-1].startswith("check: 7 tokens equal to autoregressive decoding")
+
+
+@pytest.mark.parametrize("changed, complaint", [(98, "98, but 120"), (END, "258, but 120")])
+def test_check_fails_on_the_first_difference(command, changed, complaint):
+    calls = iter(range(10**6))
+
+    def unsteady() -> int:
+        return changed if next(calls) == 0 else ord("x")
+
+    ran = command([*b"a", unsteady, *b"c", END], "--check", "--mode", "chain")
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1] == (
+        f"check failed: prompt 0, token 1: {complaint} in autoregressive decoding"
+    )
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("json_output", [False, True])
+def test_c07_a_signal_ends_after_the_round(command, number, code, json_output):
+    sent = []
+
+    def interrupt() -> int:
+        if not sent:
+            sent.append(os.kill(os.getpid(), number))
+        return ord("c")
+
+    before = signal.getsignal(number)
+    argv = ["--mode", "ar"] + (["--json"] if json_output else [])
+    ran = command([*b"ab", interrupt, *b"def"], *argv)
+    assert ran.code == code and ran.err.startswith("cancelled: 3 tokens in 3 rounds")
+    assert json.loads(ran.out)["text"] == "abc" if json_output else ran.out == "abc"
+    assert signal.getsignal(number) is before
+
+
+def test_s19_a_top_k_above_the_vocabulary_is_off_with_a_note(command):
+    for k, noted in ((1, False), (512, False), (513, True), (9999999, True)):
+        ran = command([*b"ab", END], "--temperature", "0.01", "--top-k", str(k))
+        assert ran.out == "ab" and ("above the vocabulary of 512: off" in ran.err) is noted
+
+
+def test_verbose_names_the_stop_tokens(command):
+    ran = command([*b"ab", END], "--verbose")
+    assert "stop tokens: [EOS] 257, <|im_end|> 258, [EOT] 265" in ran.err
+
+
+def test_a_model_without_drafter_is_refused_before_loading(command, tmp_path, monkeypatch, capsys):
+    command([END])
+    folder = next(tmp_path.iterdir())
+    (folder / "drafter" / "config.json").unlink()
+    ran = run(monkeypatch, capsys, "x", "--model", str(folder))
+    assert ran.code == 2 and "holds no drafter: give --drafter DIR, or --mode ar" in ran.err
+    assert run(monkeypatch, capsys, "x", "--model", str(folder), "--mode", "ar").code == 0
