@@ -38,6 +38,7 @@ TOLERANCE = dict(rtol=2**-6, atol=2e-3)  # another exp, another order, another t
 
 CHUNK = 64  # positions a step, and the positions of a page
 NEAR, NEAR_SPLIT, FAR_SPLIT = 16384, 512, 2048  # split length below and from position NEAR
+BLOCK = 64  # nodes that go through the chunks together; no result depends on it
 LOWEST = F32.type(-3e38)  # a maximum over nothing: finite, so that exp(LOWEST - LOWEST) is no NaN
 
 CASES: dict[str, dict] = {
@@ -113,9 +114,11 @@ def tree_attention(
         raise ValueError(f"paths {paths.shape}, latent {latent} do not fit q {q.shape}")
     out = np.zeros((*q.shape[:-1], latent), q.dtype)
     for r, size in enumerate(sizes):
-        if size:
-            own = (q[r, :size], pages, scratch[r, :size], page_table[r], int(starts[r]))
-            out[r, :size] = _attend(*own, paths[r, :size], scale, latent).astype(q.dtype)
+        prefix = (pages, scratch[r, :size], page_table[r], int(starts[r]))
+        for first in range(0, size, BLOCK):
+            block = slice(first, min(first + BLOCK, size))
+            rows = _attend(q[r, block], *prefix, paths[r, block], scale, latent)
+            out[r, block] = rows.astype(q.dtype)
     return out
 
 

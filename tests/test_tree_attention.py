@@ -124,6 +124,14 @@ def test_s09_splits_end_at_absolute_positions(rng):
         assert tree_attention(**as_decoding(given, r, i))[0, 0].tobytes() == out[r, i].tobytes()
 
 
+def test_s09_bits_do_not_show_which_nodes_went_together(rng, monkeypatch):
+    given = inputs(CASES["past_64_nodes"], rng)
+    out = tree_attention(**given)
+    for block in (1, 7, 1000):
+        monkeypatch.setattr(spec, "BLOCK", block)
+        assert tree_attention(**given).tobytes() == out.tobytes()
+
+
 def test_s09_bits_would_show_a_split_in_another_place(rng, monkeypatch):
     """The control: where a running maximum starts afresh is visible in the bits."""
     given = as_float32(inputs(dict(SMALL, starts=[1000], sizes=[17]), rng))
