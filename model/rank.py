@@ -66,9 +66,12 @@ class Ranks:
         self.ops = ranks[0].ops
 
     def _all(self, verb: str, *args: object) -> np.ndarray:
-        if self.group is None:
-            return getattr(self.ranks[0], verb)(*args)
-        return self.group.run(lambda rank: getattr(self.ranks[rank], verb)(*args))[0]
+        def call(rank: int) -> np.ndarray:
+            # Infinities reach the logits, where they are reported by name.
+            with np.errstate(over="ignore", invalid="ignore"):
+                return getattr(self.ranks[rank], verb)(*args)
+
+        return call(0) if self.group is None else self.group.run(call)[0]
 
     def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
         """See `Rank.draft`."""

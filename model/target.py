@@ -13,7 +13,7 @@ from ddtree_numba.model.config import ModelConfig
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.model.weights import DenseMlp, LayerWeights, MoeMlp, TargetWeights
 from ddtree_numba.spec.numerics import F32
-from ddtree_numba.spec.rope import yarn
+from ddtree_numba.spec.rope import yarn, yarn_amplitude
 
 
 class Target:
@@ -24,6 +24,7 @@ class Target:
     ) -> None:
         self.config, self.weights, self.ops, self.comm = config, weights, ops, comm
         self.inv_freq, self.scale = yarn(config)
+        self.amplitude = yarn_amplitude(config.rope_scaling)
         self.heads = config.num_attention_heads // comm.world
 
     def embed(self, token_ids: np.ndarray) -> np.ndarray:
@@ -72,7 +73,7 @@ class Target:
             joint, [c.q_lora_rank, c.q_lora_rank + c.kv_lora_rank], axis=-1
         )
         latent = ops.rms_norm(latent, layer.kv_a_norm, eps)
-        k_rope = ops.rope(k_rope, positions, self.inv_freq)
+        k_rope = self.rotate(k_rope, positions)
         scratch = cache.scratch[index, :requests, :nodes]
         shape = (requests, nodes, -1)
         ops.kv_append(latent.reshape(shape), k_rope.reshape(shape), scratch)
@@ -81,7 +82,7 @@ class Target:
         q = q.reshape(len(h), self.heads, -1)  # [T, heads, nope + rope]
         q_nope, q_rope = np.split(q, [c.qk_nope_head_dim], axis=-1)
         q_latent = ops.absorb(q_nope, layer.w_uk)  # [T, heads, latent]
-        q_rope = ops.rope(q_rope, positions, self.inv_freq)
+        q_rope = self.rotate(q_rope, positions)
         query = ops.concatenate([q_latent, q_rope]).reshape(requests, nodes, self.heads, -1)
 
         out = ops.tree_attention(
@@ -97,6 +98,10 @@ class Target:
         )
         value = ops.absorb(out.reshape(len(h), self.heads, -1), layer.w_uv)  # [T, heads, v]
         return self.comm.all_reduce(ops.linear(value.reshape(len(h), -1), layer.o))
+
+    def rotate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Rotary embedding of [T, ..., rope] in interleaved pairs."""
+        return self.ops.rope(x, positions, self.inv_freq, amplitude=self.amplitude)
 
     def mlp(self, mlp: DenseMlp | MoeMlp, h: np.ndarray) -> np.ndarray:
         """SwiGLU, dense or routed; routed and shared experts are summed before the ranks are."""

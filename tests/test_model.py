@@ -214,3 +214,12 @@ def test_c02_a_failing_rank_frees_the_others(embedded):
         split.group.run(work)
     total = split.group.run(lambda r: split.group.comms[r].all_reduce(np.ones((1, 4), np.float32)))
     assert all((part == 2).all() for part in total)
+
+
+@pytest.mark.filterwarnings("error")
+def test_s12_an_overflow_reaches_the_logits_without_noise(embedded):
+    """A broken weight shows as non-finite logits, which the engine reports by name."""
+    ranks = build(embedded, "bfloat16")
+    ranks.ranks[0].target.weights.layers[2].o[:] = 3e38
+    logits = ranks.verify(VerifyInput.of_chain(np.arange(3), 0, tables(3)), False)
+    assert not np.isfinite(logits).any()
