@@ -44,7 +44,10 @@ class Output:
             if os.path.samefile(path, source):
                 raise UsageError("--output must be another file than --input")
             self._take_up()
-        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        try:
+            self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}") from None
 
     def _take_up(self) -> None:
         data = Path(self.path).read_bytes()
