@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 
 PACKAGES = ("torch", "transformers", "compressed-tensors", "safetensors", "numpy")
 
@@ -20,6 +20,7 @@ class Oracle:
     """Float32 logits of plain sequences and of trees; greedy continuations with their margins."""
 
     def __init__(self, folder: Path):
+        torch.set_num_threads(1)  # sums do not depend on the number of cores
         text = json.loads((folder / "config.json").read_text())["text_config"]
         config = DeepseekV3Config.from_dict(text | {"model_type": "deepseek_v3"})
         self.model = DeepseekV3ForCausalLM.from_pretrained(
@@ -40,16 +41,16 @@ class Oracle:
         return self._forward(ids)
 
     def greedy(self, ids: list[int], steps: int) -> tuple[list[int], list[float]]:
-        """The most probable continuation, and by how much each token's logit leads the next best.
-
-        Every step runs the whole sequence again: no cache, nothing to trust but the forward pass.
-        """
-        sequence, gaps = list(ids), []
+        """The most probable continuation, and how far each token's logit leads the next best."""
+        cache = DynamicCache(config=self.model.config)
+        tokens, gaps, new = [], [], ids
         for _ in range(steps):
-            second, first = np.partition(row := self._forward(sequence, last=1)[-1], -2)[-2:]
-            sequence.append(int(row.argmax()))
+            row = self._forward(new, last=1, cache=cache)[0]
+            second, first = np.partition(row, -2)[-2:]
+            new = [int(row.argmax())]
+            tokens += new
             gaps.append(float(first - second))
-        return sequence[len(ids) :], gaps
+        return tokens, gaps
 
     def tree_logits(self, prompt: list[int], tokens: list[int], parents: list[int]) -> np.ndarray:
         """float32[N, V] of a tree rooted in the last prompt token, which is node 0.
@@ -69,12 +70,13 @@ class Oracle:
         return self._forward([*prompt, *tokens], positions, hidden, last=len(tokens) + 1)
 
     @torch.inference_mode()
-    def _forward(self, ids, positions=None, mask=None, last=0) -> np.ndarray:
+    def _forward(self, ids, positions=None, mask=None, last=0, cache=None) -> np.ndarray:
         output = self.model(
             input_ids=torch.tensor([ids]),
             position_ids=None if positions is None else torch.tensor([positions]),
             attention_mask=None if mask is None else mask[None, None],
-            use_cache=False,
+            cache=cache,
+            use_cache=cache is not None,
             logits_to_keep=last,  # 0 keeps all
         )
         return output.logits[0].numpy()
