@@ -2,9 +2,8 @@
 
 import os
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # before numpy starts: test processes share the cores
+# Before numpy starts: test processes share the cores, one thread each.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from pathlib import Path
 

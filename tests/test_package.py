@@ -1,10 +1,9 @@
-"""The shape of the project: links, layout, imports, dependencies, the README's two commands."""
+"""What gets built and installed: links, modules, data, dependencies; the README's two commands."""
 
 import ast
 import re
 import sys
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,54 +11,29 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINKS = {"spec": "../spec", "kernels": "../kernels", "model": "../model", "tiny": "../golden/tiny"}
-FOLDERS = ("spec", "kernels", "model", "ddtree_numba", "golden", "tests", "bench")
-KERNEL_TOOLS = {"ptx", "launch", "simt"}
-MAX_LINES = 300
+SCREEN = 40  # lines of the README that a reader sees first
 MAX_EMBEDDED_BYTES = 16_000_000
-
-# Who may import whom: numpy specifications at the bottom, the command on top.
-REACH = {
-    "spec": {"spec"},
-    "kernels": {"spec", "kernels"},
-    "model": {"spec", "kernels", "model"},
-}
-SPEC_PACKAGES = {"numpy", "ml_dtypes"}
-
-
-def sources(folder: str) -> list[Path]:
-    return sorted(path for path in (ROOT / folder).glob("*.py"))
-
-
-def stems(folder: str) -> set[str]:
-    return {path.stem for path in sources(folder)} - {"__init__"}
-
-
-def operations() -> set[str]:
-    """Specifications that count their cost; other files in spec/ are shared by them."""
-    return {path.stem for path in sources("spec") if "def cost(" in path.read_text()}
-
-
-def imports(path: Path) -> set[str]:
-    """Dotted names of everything a file imports, wherever it does so."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def third_party(folder: str) -> set[str]:
-    roots = {name.split(".")[0] for path in sources(folder) for name in imports(path)}
-    return roots - set(sys.stdlib_module_names) - {"ddtree_numba"}
+    """Top-level names that a folder's files import and that neither Python nor this project has."""
+    found = set()
+    for path in (ROOT / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"ddtree_numba", "golden", "tests"}
 
 
-def readme_commands() -> list[str]:
-    """The commands of the first screen: the content of its `sh` blocks."""
-    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
-    return re.findall(r"^```sh\n(.*?)\n```$", screen, re.MULTILINE | re.DOTALL)
+def names(requirements: list[str]) -> set[str]:
+    """Import names of requirements; here they differ from the package names in the dash alone."""
+    return {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in requirements}
+
+
+DEPENDENCIES = names(PROJECT["project"]["dependencies"])
+EXTRAS = {name: names(lines) for name, lines in PROJECT["project"]["optional-dependencies"].items()}
 
 
 @pytest.mark.parametrize("name", LINKS)
@@ -69,85 +43,42 @@ def test_links_are_relative_and_lead_to_the_neighbours(name):
     assert link.is_dir()
 
 
-def test_every_operation_has_its_four_files():
-    tests = {path.stem.removeprefix("test_") for path in sources("tests")}
-    assert operations(), "no specification found"
-    assert operations() <= tests, f"no test for {sorted(operations() - tests)}"
-    kernels = stems("kernels") - KERNEL_TOOLS
-    assert kernels <= operations(), f"no specification of {sorted(kernels - operations())}"
-    benches = {name.removeprefix("bench_") for name in stems("bench")}
-    assert kernels <= benches, f"no bench for {sorted(kernels - benches)}"
-
-
-@pytest.mark.parametrize("name", sorted(operations()))
-def test_a_specification_exports_what_tests_and_benches_take_from_it(name):
-    spec = import_module(f"ddtree_numba.spec.{name}")
-    for attribute in (name, "CASES", "TOLERANCE", "inputs", "cost"):
-        assert hasattr(spec, attribute), f"spec/{name}.py has no {attribute}"
-    assert spec.__doc__ or getattr(spec, name).__doc__
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_file_is_read_in_one_sitting(folder):
-    long = {
-        path.name: n
-        for path in sources(folder)
-        if (n := len(path.read_text().splitlines())) > MAX_LINES
-    }
-    assert not long
-    assert not (ROOT / folder / "utils.py").exists()
-
-
-@pytest.mark.parametrize("folder", REACH)
-def test_no_module_imports_upwards(folder):
-    for path in sources(folder):
-        own = {name.split(".")[1] for name in imports(path) if name.startswith("ddtree_numba.")}
-        assert own <= REACH[folder], f"{path.name} imports {sorted(own - REACH[folder])}"
-
-
-def test_specifications_need_numpy_alone():
-    assert third_party("spec") <= SPEC_PACKAGES
-
-
-@pytest.mark.parametrize("folder", ["spec", "kernels", "model"])
-def test_package_folders_import_nothing_by_themselves(folder):
-    assert not imports(ROOT / folder / "__init__.py")
-
-
-def test_dependencies_are_what_the_package_imports():
-    declared = {re.split(r"[<>=\[]", line)[0] for line in PROJECT["project"]["dependencies"]}
-    used = set().union(*(third_party(folder) for folder in ("spec", "model", "ddtree_numba")))
-    assert used == declared
-
-
-def test_built_package_holds_every_module_and_the_embedded_model(embedded):
-    setuptools = PROJECT["tool"]["setuptools"]
-    folders = {
-        "ddtree_numba" if name == "ddtree_numba" else name for name in setuptools["packages"]
-    }
-    assert folders == {"ddtree_numba"} | {
-        f"ddtree_numba.{name}" for name in LINKS if name != "tiny"
-    }
+def test_every_folder_of_modules_is_packaged():
     package = ROOT / "ddtree_numba"
-    patterns = setuptools["package-data"]["ddtree_numba"]
+    folders = [package, *(path for path in package.iterdir() if (path / "__init__.py").exists())]
+    expected = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == expected
+    assert not list(package.glob("*/*/__init__.py")), "nested packages are not listed"
+
+
+def test_package_data_is_the_embedded_model(embedded):
+    package = ROOT / "ddtree_numba"
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["ddtree_numba"]
     shipped = {path for pattern in patterns for path in package.glob(pattern) if path.is_file()}
-    present = {
-        package / "tiny" / path.relative_to(embedded)
-        for path in embedded.rglob("*")
-        if path.is_file()
-    }
-    assert present and shipped == present
+    present = {path.relative_to(embedded) for path in embedded.rglob("*") if path.is_file()}
+    assert {path.relative_to(package / "tiny") for path in shipped} == present
+    assert Path("config.json") in present and Path("drafter/config.json") in present
 
 
 def test_embedded_model_is_small_enough_for_a_repository(embedded):
     assert sum(path.stat().st_size for path in embedded.rglob("*")) <= MAX_EMBEDDED_BYTES
 
 
+def test_dependencies_are_what_the_package_imports():
+    used = set().union(*(third_party(folder) for folder in ("spec", "model", "ddtree_numba")))
+    assert used == DEPENDENCIES
+
+
+def test_tests_import_what_the_extras_install():
+    assert third_party("tests") <= DEPENDENCIES | EXTRAS["test"] | EXTRAS["oracle"]
+
+
 def test_readme_starts_with_the_two_commands_that_ci_runs():
-    run, test = readme_commands()
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:SCREEN])
+    run, test = re.findall(r"^```sh\n(.*?)\n```$", screen, re.MULTILINE | re.DOTALL)
     for command in (run, test):
         assert "\n" not in command and command.startswith("python3 -m venv .venv && ")
     assert "-m ddtree_numba.generate" in run and "-m pytest" in test
     script = (ROOT / ".ci" / "run").read_text()
     assert "readme_command 1" in script and "readme_command 2" in script
-    assert "pytest" not in script, "CI takes the test command from the README"
+    assert "-m pytest" not in script, "CI takes the test command from the README"
