@@ -124,11 +124,12 @@ def _parts(pieces: Iterable[Piece], tp: int) -> tuple[Part, ...]:
 
 def render(plan: Plan) -> str:
     """The plan as lines of text."""
-    head = f"{'':20}{'tensors':>10}{'bytes':>18}{'GiB':>10}{'GiB a rank':>12}"
+    unit = "GiB" if total(plan.target).bytes >= GIB else "MiB"
+    head = f"{'':20}{'tensors':>10}{'bytes':>18}{unit:>10}{unit + ' a rank':>12}"
     lines = [f"{plan.tp} rank{'s' * (plan.tp > 1)} (possible: {_listed(plan.tp_sizes)})", "", head]
     for parts, title in ((plan.target, "target"), (plan.drafter, "drafter")):
         if parts:
-            lines += [_row(part) for part in (*parts, total(parts, title))]
+            lines += [_row(part, unit) for part in (*parts, total(parts, title))]
     if not plan.drafter:
         lines.append("no drafter named: none is counted")
     sizes = [plan.card_bytes, plan.rank_bytes, plan.reserve_bytes, plan.free_bytes]
@@ -150,8 +151,9 @@ def render(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _row(part: Part) -> str:
-    sizes = f"{part.bytes:>18,}{part.bytes / GIB:>10.2f}{part.rank_bytes / GIB:>12.2f}"
+def _row(part: Part, unit: str) -> str:
+    size = GIB if unit == "GiB" else 1 << 20
+    sizes = f"{part.bytes:>18,}{part.bytes / size:>10.2f}{part.rank_bytes / size:>12.2f}"
     return f"{part.title:20}{part.tensors:>10,}{sizes}"
 
 

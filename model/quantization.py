@@ -5,6 +5,7 @@ Other formats are refused by name here, before a tensor is looked at.
 
 import re
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from ddtree_numba.model.fields import Fields
 from ddtree_numba.spec.numerics import GROUP
@@ -40,20 +41,24 @@ class Quantization:
         return _listed(module, self.targets) and not _listed(module, self.ignore)
 
 
-def _listed(module: str, patterns: tuple[str, ...]) -> bool:
+def _listed(module: str, entries: tuple[str, ...]) -> bool:
     """`re:` entries match from the start of a name; others are an exact name or the class Linear.
 
     The section sits in text_config, whose own names lack the `language_model.` of the files, so
     both forms of a name are tried.
     """
-    names = (module, module.removeprefix("language_model."))
-    for pattern in patterns:
-        if pattern.startswith("re:"):
-            if any(re.match(pattern[3:], name) for name in names):
-                return True
-        elif pattern == "Linear" or pattern in names:
-            return True
-    return False
+    exact, patterns = _compiled(entries)
+    names = {module, module.removeprefix("language_model.")}
+    if "Linear" in exact or names & exact:
+        return True
+    return any(pattern.match(name) for pattern in patterns for name in names)
+
+
+@lru_cache
+def _compiled(entries: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """(exact names, patterns)."""
+    exact = frozenset(entry for entry in entries if not entry.startswith("re:"))
+    return exact, tuple(re.compile(entry[3:]) for entry in entries if entry not in exact)
 
 
 def read_quantization(top: Fields, text: Fields) -> Quantization | None:
@@ -117,9 +122,8 @@ def _patterns(section: Fields, key: str, default: list[str]) -> tuple[str, ...]:
     if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
         raise section.error(key, f"must be a list of names, not {patterns!r}")
     for pattern in patterns:
-        if pattern.startswith("re:"):
-            try:
-                re.compile(pattern[3:])
-            except re.error as error:
-                raise section.error(key, f"holds a broken pattern {pattern!r}: {error}") from None
+        try:
+            _compiled((pattern,))
+        except re.error as error:
+            raise section.error(key, f"holds a broken pattern {pattern!r}: {error}") from None
     return tuple(patterns)

@@ -33,9 +33,9 @@ def drafter_shares(config: DrafterConfig) -> list[Share]:
 
 def tp_sizes(shares: list[Share]) -> list[int]:
     """Every number of ranks that divides all of them."""
-    common = gcd(*(size // unit if size % unit == 0 else 0 for _, size, unit in shares))
     if any(size % unit for _, size, unit in shares):
         return []
+    common = gcd(*(size // unit for _, size, unit in shares))
     return [tp for tp in range(1, common + 1) if common % tp == 0]
 
 
