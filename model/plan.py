@@ -8,7 +8,7 @@ cut), and a reserve.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddtree_numba.model.config import DrafterConfig, ModelConfig
+from ddtree_numba.model.config import DrafterConfig, ModelConfig, check_pair
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.names import Piece, drafter_pieces, target_pieces
 from ddtree_numba.model.sharding import check_tp, drafter_shares, target_shares, tp_sizes
@@ -82,6 +82,7 @@ def plan(
     drafter: tuple[Part, ...] = ()
     drafter_cache = 0
     if drafter_config is not None:
+        check_pair(config, drafter_config)
         shares += drafter_shares(drafter_config)
         drafter = _parts(drafter_pieces(drafter_config), tp)
         row = drafter_config.num_key_value_heads // tp * drafter_config.head_dim

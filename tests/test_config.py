@@ -50,6 +50,10 @@ def test_t01_end_tokens_of_all_files_add_up(tmp_path, config, generation, expect
     assert load(tmp_path, config, **files).eos_token_ids == expected
 
 
+def test_t01_top_level_and_text_model_may_differ(tmp_path: Path) -> None:
+    assert load(tmp_path, k26() | {"eos_token_id": 163585}).eos_token_ids == (163585, 163586)
+
+
 def test_end_token_outside_the_vocabulary(tmp_path: Path) -> None:
     files = {"generation_config": {"eos_token_id": 163840}}
     assert "163840" in refusal(lambda: load(tmp_path, k26(), **files))

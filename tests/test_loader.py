@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from ddtree_numba.model.checkpoint import Checkpoint
 from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
@@ -113,6 +114,31 @@ def test_every_field_holds_the_tensors_of_its_names(tiny: Path, dense) -> None:
         both = np.concatenate([parts["gate"], parts["up"]])
         assert np.array_equal(moe.gate_up.dense(expert), both)
         assert np.array_equal(moe.down.dense(expert), parts["down"])
+
+
+def test_every_field_of_the_drafter_holds_the_tensors_of_its_names(tiny: Path) -> None:
+    stored = load_file(tiny / "drafter" / "model.safetensors")
+    weights = load_drafter(
+        tiny / "drafter", load_drafter_config(tiny / "drafter"), place=lambda tensor: tensor
+    )
+    layer = weights.layers[1]
+    fields = {
+        "fc.weight": weights.fc,
+        "hidden_norm.weight": weights.hidden_norm,
+        "norm.weight": weights.norm,
+        "layers.1.input_layernorm.weight": layer.input_norm,
+        "layers.1.self_attn.q_proj.weight": layer.qkv[:128],
+        "layers.1.self_attn.k_proj.weight": layer.qkv[128:192],
+        "layers.1.self_attn.v_proj.weight": layer.qkv[192:],
+        "layers.1.self_attn.q_norm.weight": layer.q_norm,
+        "layers.1.self_attn.k_norm.weight": layer.k_norm,
+        "layers.1.self_attn.o_proj.weight": layer.o,
+        "layers.1.post_attention_layernorm.weight": layer.post_norm,
+        "layers.1.mlp.gate_proj.weight": layer.mlp.gate_up[:48],
+        "layers.1.mlp.up_proj.weight": layer.mlp.gate_up[48:],
+        "layers.1.mlp.down_proj.weight": layer.mlp.down,
+    }
+    assert [name for name, array in fields.items() if not same(array, stored[name])] == []
 
 
 def test_stored_dtypes_reach_place_and_the_numpy_layout(tiny: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
 from ddtree_numba.model.plan import CARD_BYTES, GIB, Plan, plan, render, total
 from ddtree_numba.model.sharding import check_shares, check_tp, tp_sizes
-from tests.checkpoints import nested_config
+from tests.checkpoints import drafter_config, nested_config
 from tests.published import k26, k26_drafter
 from tests.refusals import write
 
@@ -56,6 +56,12 @@ def test_the_drafter_takes_room_from_the_cache(folder: Path, eight: Plan) -> Non
     alone = plan(load_config(folder), tp=8)
     assert alone.free_bytes - eight.free_bytes == total(eight.drafter).rank_bytes
     assert eight.cache_tokens < alone.cache_tokens
+
+
+def test_a_drafter_of_another_target_is_not_planned(folder: Path, tmp_path: Path) -> None:
+    other = load_drafter_config(write(tmp_path, drafter_config()))
+    with pytest.raises(CheckpointError, match="hidden_size is 64, the target has 7168"):
+        plan(load_config(folder), other)
 
 
 def test_table_of_the_plan(folder: Path, eight: Plan) -> None:
