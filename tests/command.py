@@ -55,7 +55,9 @@ def run(monkeypatch, capsys, *argv: str, stdin: bytes | None = None) -> Ran:
     return Ran(code, out, err)
 
 
-def scripted_command(monkeypatch, folder: Path, answer: list, *, words: tuple[str, ...] = ()) -> Path:
+def scripted_command(
+    monkeypatch, folder: Path, answer: list, *, words: tuple[str, ...] = ()
+) -> Path:
     """A checkpoint folder for --model whose model answers every prompt with `answer`.
 
     An item is a token id, a row of logits, or a function called for its token. The drafter knows

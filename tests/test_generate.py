@@ -159,6 +159,7 @@ def test_t03_pad_is_never_printed(command):
         ([*b"x</think>y", END], "x", "y"),
         ([CLOSE, *b"y", END, *b"z"], "", "y"),
         ([*b"xxx"], "xxxxxx", ""),
+        ([*b"xx</th"], "xx</th", ""),
         ([*b"x", 267, *b"call", END], "x", "<|tool_calls_section_begin|>call"),
     ],
 )

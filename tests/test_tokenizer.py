@@ -44,6 +44,13 @@ def test_t01_renumbered_control_tokens_are_found_by_name(tmp_path):
         tokenizer.id_of("<|im_user|>")
 
 
+def test_t01_stop_tokens_give_no_text_whatever_the_file_says(tmp_path):
+    path = toy_folder(tmp_path) / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("true", "false"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode([97, *tokenizer.stop_ids, 98]) == "ab"
+
+
 @pytest.mark.parametrize("eos", [1, 512, -1, "</s>"])
 def test_t01_an_eos_that_is_no_control_token_is_refused(tmp_path, eos):
     with pytest.raises(

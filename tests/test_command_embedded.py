@@ -1,0 +1,89 @@
+"""The command on the embedded model: seeds, checks, chat, plan."""
+
+import json
+
+import pytest
+
+from ddtree_numba.tokenizer import Tokenizer
+from tests.command import run
+
+SAMPLED = ["--temperature", "1", "--max-new-tokens", "20", "--ignore-eos", "--budget", "8"]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    return lambda *argv: run(monkeypatch, capsys, *argv)
+
+
+def test_s17_seeds_decide_and_are_reported(command):
+    def ids(*argv: str) -> list[int]:
+        return command("a b c", "--json", *SAMPLED, *argv).json["token_ids"]
+
+    assert ids("--seed", "1") == ids("--seed", "1")
+    assert len({tuple(ids("--seed", str(seed))) for seed in range(1, 6)}) > 1
+    first, second = (command("a b c", "--json", *SAMPLED).json for _ in range(2))
+    assert first["seed"] != second["seed"] and first["token_ids"] != second["token_ids"]
+    assert ids("--seed", str(first["seed"])) == first["token_ids"]
+    ran = command("a b c", *SAMPLED)
+    assert int(ran.err.rsplit("; seed ", 1)[1]) >= 0
+
+
+def test_s17_a_seed_means_the_same_in_any_position(command, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(text) + "\n" for text in ("a b c", "x", "a b c", "y z")))
+    ran = command("--input", str(source), "--output", str(output), "--seed", "1", *SAMPLED)
+    assert ran.code == 0
+    records = {one["index"]: one for one in map(json.loads, output.read_text().splitlines())}
+    alone = command("a b c", "--json", "--seed", "1", *SAMPLED).json
+    assert records[0]["token_ids"] == records[2]["token_ids"] == alone["token_ids"]
+    output.unlink()
+    command("--input", str(source), "--output", str(output), *SAMPLED)
+    assert len({json.loads(line)["seed"] for line in output.read_text().splitlines()}) == 4
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--budget 16",
+        "--mode chain",
+        "--temperature 0.8 --top-p 0.95 --top-k 40 --min-p 0.01 --budget 7",
+        "--stop ( --budget 5",
+        "--chat --system Short. --dtype float32",
+    ],
+)
+def test_check_holds_on_the_embedded_model(command, argv):
+    ran = command("def fibonacci(n):", "--check", "--max-new-tokens", "24", *argv.split())
+    assert ran.code == 0 and " equal to autoregressive decoding" in ran.err
+
+
+def test_streamed_text_is_the_text_of_the_ids(command, embedded):
+    one = command("def f(", "--json", "--max-new-tokens", "40", "--ignore-eos").json
+    ran = command("def f(", "--max-new-tokens", "40", "--ignore-eos", "--mode", "ar")
+    assert ran.out == one["text"] == Tokenizer.load(embedded).decode(one["token_ids"])
+    assert one["rounds"] * one["tokens_per_round"] == pytest.approx(one["completion_tokens"])
+
+
+def test_s26_total_length_reaches_exactly_the_context(command):
+    text = "a\x01" * 1020
+    one = command(text, "--json", "--max-new-tokens", "100", "--ignore-eos", "--budget", "32").json
+    assert (one["prompt_tokens"], one["completion_tokens"]) == (2040, 8)
+    assert one["finish_reason"] == "length"
+
+
+def test_plan_needs_no_weights(command, embedded, tmp_path):
+    ran = command("--plan")
+    assert ran.code == 0 and "routed experts" in ran.out and ran.err == ""
+    (tmp_path / "config.json").write_bytes((embedded / "config.json").read_bytes())
+    ran = command("--plan", "--model", str(tmp_path), "--tp", "8", "--card-gib", "24")
+    assert ran.code == 0 and "24.00 GiB" in ran.out and "drafter taps" not in ran.out
+    ran = command("--plan", "--model", str(tmp_path), "--tp", "3")
+    assert ran.code == 1 and ran.out == "" and ran.err.startswith("error: ")
+
+
+def test_errors_are_one_line_and_debug_shows_more(command, tmp_path):
+    ran = command("x", "--model", str(tmp_path / "none"))
+    assert ran.code == 1 and ran.out == "" and ran.err.count("\n") == 1
+    assert "config.json" in ran.err
+    assert "Traceback" in command("x", "--model", str(tmp_path / "none"), "--debug").err
+    ran = command("x", "--backend", "cuda")
+    assert ran.code == 1 and ran.err.startswith("error: ") and ran.err.count("\n") == 1
