@@ -69,7 +69,7 @@ class Checkpoint:
             if entry is None or entry.path.name != file:
                 where = f"it is in {entry.path.name}" if entry else "no file has it"
                 raise CheckpointError(f"{index}: places tensor {name} in {file}, but {where}")
-        for name in self.tensors.keys() - listed.keys():
+        for name in sorted(self.tensors.keys() - listed.keys()):
             path = self.tensors[name].path
             raise CheckpointError(f"{path}: tensor {name} is not in {INDEX}")
 
@@ -81,7 +81,7 @@ class Checkpoint:
         """
         width = prod(entry.shape[1:])
         source = self._view(entry).reshape(entry.shape[0], width)
-        target = out.reshape(out.shape[0], -1) if out.ndim == 1 else out
+        target = out.reshape(len(out), -1)
         step = max(1, BLOCK // max(1, width * source.itemsize))
         first, last, _ = rows.indices(entry.shape[0])
         for row in range(first, last, step):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ddtree_numba.model.checkpoint import BLOCK, Checkpoint, Entry
-from ddtree_numba.model.config import load_config, load_drafter_config
+from ddtree_numba.model.config import check_pair, load_config, load_drafter_config
 from ddtree_numba.model.loader import load_drafter, load_target
 from ddtree_numba.model.plan import plan, total
 from tests.checkpoints import flat_config, shapes, write_tiny
@@ -125,8 +125,20 @@ def test_g08_resident_memory_stays_at_the_largest_tensor(tmp_path: Path) -> None
     assert peak - start < bound, (peak - start, bound)
 
 
-def test_the_embedded_size_loads_in_well_below_a_second(tiny: Path) -> None:
-    begin = time.perf_counter()
-    load_target(tiny, load_config(tiny))
-    load_drafter(tiny / "drafter", load_drafter_config(tiny / "drafter"))
-    assert time.perf_counter() - begin < 1.0
+def test_the_embedded_model_loads_in_well_below_a_second(embedded: Path) -> None:
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        config, drafter = load_config(embedded), load_drafter_config(embedded / "drafter")
+        check_pair(config, drafter)
+        load_target(embedded, config)
+        load_drafter(embedded / "drafter", drafter)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.8, times
+
+
+def test_the_embedded_model_can_be_cut_into_8(embedded: Path) -> None:
+    drafter = load_drafter_config(embedded / "drafter")
+    answer = plan(load_config(embedded), drafter, tp=8)
+    assert answer.tp_sizes == (1, 2, 4, 8)
+    assert total(answer.target).bytes + total(answer.drafter).bytes < 15.5e6
