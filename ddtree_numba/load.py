@@ -19,6 +19,7 @@ from ddtree_numba.model.config import (
 from ddtree_numba.model.drafter import Drafter
 from ddtree_numba.model.loader import load_drafter, load_target
 from ddtree_numba.model.rank import Rank, Ranks
+from ddtree_numba.model.sharding import check_tp
 from ddtree_numba.model.target import Target
 from ddtree_numba.model.weights import DrafterWeights, TargetWeights
 from ddtree_numba.tokenizer import Tokenizer
@@ -87,6 +88,7 @@ def load_checkpoint(
     drafter_config = load_drafter_config(Path(drafter)) if drafter is not None else None
     if drafter_config is not None:
         check_pair(config, drafter_config)
+    check_tp(config, tp, drafter_config)
     tokenizer = Tokenizer.load(folder)
     weights = []
     for rank in range(tp):

@@ -89,7 +89,7 @@ class Drafter:
         query, key_value = np.split(joint, [self.query_width], axis=-1)
         query = self._rotate(query, layer.q_norm, self.heads, positions)
         key, value = self._keys_values(layer, key_value, positions)
-        sliding = c.layer_types[index] == "sliding_attention"
+        causal, window = c.visibility(index)
         pages = cache.draft_pages[index]
         out = ops.draft_attention(
             query.reshape(requests, -1, *query.shape[1:]),
@@ -99,8 +99,8 @@ class Drafter:
             page_table,
             starts,
             c.head_dim**-0.5,
-            causal=sliding if c.is_causal is None else c.is_causal,
-            window=c.sliding_window if sliding else None,
+            causal=causal,
+            window=window,
         )
         return self.comm.all_reduce(ops.linear(out.reshape(len(h), -1), layer.o))
 
