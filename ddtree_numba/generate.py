@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
             discard_stdout()
             return BROKEN_PIPE
         except Exception as error:
+            screen.finish()
             if options.debug:
                 traceback.print_exc()
             screen.error(f"error: {one_line(error)}")
@@ -46,12 +47,12 @@ def run(options: argparse.Namespace, screen: Screen, interrupts: Interrupts) -> 
     if options.version:
         from ddtree_numba.setup import version
 
-        print(f"ddtree-numba {version()}")
+        screen.answer(f"ddtree-numba {version()}\n")
         return 0
     from ddtree_numba import setup
 
     if options.plan:
-        print(setup.plan_text(options))
+        screen.answer(setup.plan_text(options).rstrip("\n") + "\n")
         return 0
     params = setup.sampling_params(options)
     if options.input is not None:

@@ -90,7 +90,6 @@ def plan_text(options: argparse.Namespace) -> str:
 
 def prepare(options: argparse.Namespace, screen: Screen) -> Setup:
     """Read configuration, tokenizer, chat template; CheckpointError or UsageError in one line."""
-    from ddtree_numba.chat import Chat
     from ddtree_numba.model.config import load_config
     from ddtree_numba.prompts import Encoder
     from ddtree_numba.tokenizer import Tokenizer
@@ -101,7 +100,11 @@ def prepare(options: argparse.Namespace, screen: Screen) -> Setup:
     if options.mode != "ar" and options.drafter is None and not drafter.is_file():
         raise UsageError(f"{drafter.parent} holds no drafter: give --drafter DIR, or --mode ar")
     tokenizer = Tokenizer.load(folder)
-    chat = Chat.load(folder, tokenizer) if options.chat else None
+    chat = None
+    if options.chat:
+        from ddtree_numba.chat import Chat
+
+        chat = Chat.load(folder, tokenizer)
     if options.top_k > config.vocab_size:
         screen.note(
             f"note: --top-k {options.top_k} is above the vocabulary of {config.vocab_size}: off"
@@ -136,7 +139,5 @@ def load_engine(
             progress=progress,
         )
     if options.verbose:
-        screen.note(
-            f"context {ready.context}, prompt {longest} tokens, up to {len(prompts)} prompts"
-        )
+        screen.note(f"context {ready.context} tokens, longest prompt {longest}")
     return engine

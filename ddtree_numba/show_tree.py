@@ -14,6 +14,7 @@ accepted path, `+` the bonus token: the target's own choice where the tree ended
 
 import json
 import math
+import os
 from typing import TextIO
 
 from ddtree_numba.answer import counted
@@ -31,7 +32,7 @@ class TreeText:
 
     def __init__(self, tokenizer: Tokenizer, stream: TextIO) -> None:
         self.tokenizer = tokenizer
-        self.colour = stream.isatty()
+        self.colour = stream.isatty() and not os.environ.get("NO_COLOR")  # see no-color.org
         try:
             "".join(BOX.values()).encode(stream.encoding or "ascii")
             self.lines = BOX

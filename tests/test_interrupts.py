@@ -115,6 +115,16 @@ def test_g03_a_closed_pipe_ends_quietly():
     assert process.returncode == 141 and err == b""
 
 
+@pytest.mark.parametrize("argv", [["--version"], ["--plan"]])
+def test_g03_a_pipe_closed_before_short_output_ends_quietly(argv):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start(*argv, stdout=writer)
+    os.close(writer)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 141 and err == b""
+
+
 def test_g03_streams_go_where_they_are_sent(tmp_path):
     with open(tmp_path / "out.txt", "wb") as out, open(tmp_path / "err.txt", "wb") as err:
         process = start("def f(", "--max-new-tokens", "6", stdout=out, stderr=err)

@@ -103,9 +103,12 @@ def test_a_missing_bonus_token_is_explained(tokenizer):
     assert "+ none: the logits are not finite" in text
 
 
-def test_colours_on_a_terminal_only_and_ascii_where_lines_cannot_be_drawn(tokenizer):
+def test_colours_on_a_terminal_only_and_ascii_where_lines_cannot_be_drawn(tokenizer, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
     one = trace([97, 98, 99, 100], [-1, 0, 1, 0], [0, 1], 101)
     assert GREEN in TreeText(tokenizer, Stream(terminal=True)).draw(one, 1)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in TreeText(tokenizer, Stream(terminal=True)).draw(one, 1)
     plain = TreeText(tokenizer, Stream("ascii")).draw(one, 1)
     assert plain.isascii() and '|- * "b" 50%' in plain and "`- " in plain
 
