@@ -109,7 +109,7 @@ class Engine:
         slot = self.pages.free_slot()
         try:
             self.pages.reserve(slot, len(prompt))
-            self._prefill(prompt, slot, with_taps=False)
+            self._prefill(prompt, slot, False)
             starts = np.array([len(prompt) - 1], np.int32)
             batch = VerifyInput.of_tree(tree, starts, self.pages.rows[slot : slot + 1])
             return self.ranks.verify(batch, False)[0]
@@ -124,7 +124,9 @@ class Engine:
         if budget != "auto" and not (isinstance(budget, int) and 0 <= budget <= MAX_BUDGET):
             raise ValueError(f"budget must be 'auto' or 0 .. {MAX_BUDGET}, not {budget!r}")
 
-    def _generate(self, waiting: deque, mode: str, budget, cancel) -> Iterator[Increment]:
+    def _generate(
+        self, waiting: deque, mode: str, budget: str | int, cancel: threading.Event | None
+    ) -> Iterator[Increment]:
         active: list[Request] = []
         if mode == "ddtree" and budget == "auto":
             self.step_times()
@@ -132,7 +134,7 @@ class Engine:
             while waiting or active:
                 while waiting and len(active) < self.max_batch:
                     index, (prompt, params) = waiting[0]
-                    admitted = self._admit(index, prompt, params, mode, budget)
+                    admitted = self._admit(index, prompt, params, mode, budget, cancel)
                     if admitted is None:
                         break  # too few free pages: wait until a request ends
                     waiting.popleft()
@@ -156,7 +158,13 @@ class Engine:
                 self.pages.release(request.slot)
 
     def _admit(
-        self, index: int, prompt: str | list[int], params: SamplingParams, mode: str, budget
+        self,
+        index: int,
+        prompt: str | list[int],
+        params: SamplingParams,
+        mode: str,
+        budget: str | int,
+        cancel: threading.Event | None,
     ) -> Request | Increment | None:
         """Give a prompt pages and prefill it; an Increment if it ends at once, None if it waits."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -175,11 +183,15 @@ class Engine:
             return None
         request.slot = slot
         begin = time.perf_counter()
+        done = False
         try:
-            self._prefill(ids, slot, with_taps=mode != "ar")
-        except BaseException:
-            self.pages.release(slot)
-            raise
+            done = self._prefill(ids, slot, mode != "ar", cancel)
+        finally:
+            if not done:
+                self.pages.release(slot)
+        if not done:
+            request.finish_reason = "cancelled"
+            return self._report(request, [], "")
         request.length = len(ids) - 1
         request.prefill_seconds = time.perf_counter() - begin
         return request
@@ -198,15 +210,20 @@ class Engine:
             return f"token id {outside[0]} lies outside the vocabulary of {self.config.vocab_size}"
         return None
 
-    def _prefill(self, ids: list[int], slot: int, with_taps: bool) -> None:
-        """Commit all but the last prompt token, which becomes the first root."""
+    def _prefill(
+        self, ids: list[int], slot: int, with_taps: bool, cancel: threading.Event | None = None
+    ) -> bool:
+        """Commit all but the last prompt token, the first root; False if cancelled on the way."""
         table = self.pages.rows[slot : slot + 1]
         for start in range(0, len(ids) - 1, PREFILL_CHUNK):
+            if cancel is not None and cancel.is_set():
+                return False
             chunk = np.array(ids[start : min(start + PREFILL_CHUNK, len(ids) - 1)], np.int32)
             batch = VerifyInput.of_chain(chunk, start, table)
             self.ranks.forward(batch, with_taps)
             path = np.arange(len(chunk), dtype=np.int32)[None]
             self.ranks.commit(batch.starts, path, batch.sizes, table)
+        return True
 
     def _round(self, active: list[Request], mode: str, budget) -> Iterator[Increment]:
         begin = time.perf_counter()
@@ -260,7 +277,7 @@ class Engine:
     def step_times(self) -> StepTimes:
         """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""
         if self._times is None:
-            self._prefill([0] * (PAGE + 1), self._spare, with_taps=True)
+            self._prefill([0] * (PAGE + 1), self._spare, True)
             table = self.pages.rows[self._spare : self._spare + 1]
             start, root = np.array([PAGE], np.int32), np.zeros(1, np.int32)
 

@@ -298,3 +298,21 @@ def test_chain_mode_is_the_greedy_chain():
     assert one.round.tokens[1:].tolist() == [int(best[0, 0, 0])] * 7
     (one, *_) = engine.generate([[30]], SamplingParams(max_new_tokens=99), "ddtree", 7)
     assert one.round.parents.tolist() != [-1, *range(7)]
+
+
+def test_c07_cancel_stops_a_long_prefill_between_chunks():
+    cancel = threading.Event()
+    engine = scripted_engine(count_up, right, context=2048)
+    forward, chunks = engine.ranks.forward, []
+
+    def cancelling(batch, with_taps):
+        chunks.append(batch.tokens.shape[1])
+        cancel.set()
+        forward(batch, with_taps)
+
+    engine.ranks.forward = cancelling
+    free = engine.pages.free_pages
+    params = SamplingParams(max_new_tokens=9)
+    (only,) = engine.generate([[30] * 1500], params, "chain", cancel=cancel)
+    assert (only.finish_reason, only.token_ids, chunks) == ("cancelled", [], [256])
+    assert engine.pages.free_pages == free
