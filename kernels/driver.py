@@ -1,0 +1,163 @@
+"""The CUDA driver as launches need it: is there a usable device, load a cubin, launch it packed.
+
+Errors are one line and say what to change. The driver's module is looked up through `api()`, so
+that tests put a made-up device in its place.
+"""
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ddtree_numba.kernels.compile import Compiled, versions
+
+OLDEST_DRIVER = 13000  # CUDA 13.0: the PTX and cubins that we make
+OLDEST_ARCH = (8, 0)  # mma.sync with bfloat16, cp.async
+KEPT_CONFIGURATIONS = 256
+
+
+class DeviceError(RuntimeError):
+    """No device, driver or memory that can run the kernels."""
+
+
+def api() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """The result of a driver function, or a DeviceError with its name and the driver's words."""
+    status, *results = getattr(api(), name)(*arguments)
+    if int(status):
+        raise DeviceError(f"{name}: {getattr(status, 'name', status)}")
+    return results[0] if len(results) == 1 else tuple(results) or None
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _toolchain() -> str:
+    names = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")
+    return ", ".join(f"{name} {versions()[name]}" for name in names)
+
+
+@cache
+def require_driver() -> None:
+    """A driver that is new enough, and at least one device."""
+    try:
+        version = call("cuDriverGetVersion")
+    except (RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise DeviceError(f"no NVIDIA driver found ({reason}); backend numpy needs none") from error
+    if version < OLDEST_DRIVER:
+        raise DeviceError(
+            f"the NVIDIA driver supports CUDA {_dotted(version)}, the kernels need "
+            f"{_dotted(OLDEST_DRIVER)} ({_toolchain()}): update the driver to release 580 or newer"
+        )
+    try:
+        call("cuInit", 0)
+        count = call("cuDeviceGetCount")
+    except DeviceError as error:
+        raise DeviceError(f"no usable NVIDIA device ({error}); check nvidia-smi") from error
+    if count < 1:
+        raise DeviceError("no NVIDIA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES")
+
+
+def attribute(device: int, name: str) -> int:
+    kinds = api().CUdevice_attribute
+    kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return call("cuDeviceGetAttribute", kind, call("cuDeviceGet", device))
+
+
+@cache
+def arch_of(device: int) -> str:
+    """sm_120, for example; refuses devices that lack the instructions."""
+    require_driver()
+    try:
+        major = attribute(device, "COMPUTE_CAPABILITY_MAJOR")
+        minor = attribute(device, "COMPUTE_CAPABILITY_MINOR")
+    except DeviceError as error:
+        raise DeviceError(f"device {device} cannot be used: {error}") from error
+    if (major, minor) < OLDEST_ARCH:
+        oldest = "".join(map(str, OLDEST_ARCH))
+        raise DeviceError(
+            f"device {device} is sm_{major}{minor}, the kernels need sm_{oldest} or newer"
+        )
+    return f"sm_{major}{minor}"
+
+
+def require_shared(kernel: Compiled, dynamic: int, limit: int) -> None:
+    """`limit` is the device's opt-in limit of a block; static arrays count too."""
+    available = limit - kernel.shared_bytes
+    if dynamic > available:
+        raise DeviceError(
+            f"{kernel.name}: {dynamic} bytes of dynamic shared memory requested, {available} "
+            f"available (device limit {limit}, static {kernel.shared_bytes})"
+        )
+
+
+def load_function(kernel: Compiled) -> tuple[Any, Any]:
+    """The loaded code, to keep alive, and the kernel's handle in the current context."""
+    from cuda.core import ObjectCode
+
+    code = ObjectCode.from_cubin(kernel.cubin)
+    return code, call("cuKernelGetFunction", code.get_kernel(kernel.name).handle)
+
+
+class Loaded:
+    """A kernel on the device: packs arguments and launches.
+
+    The driver copies the packed arguments during the call, so that one buffer serves all launches;
+    the lock keeps a second thread from filling it meanwhile.
+    """
+
+    def __init__(self, kernel: Compiled, codes: Sequence[str], threads: int, pdl: bool):
+        self.kernel, self.threads, self.pdl = kernel, threads, pdl
+        self.code, self.function = load_function(kernel)
+        self.start = api().cuLaunchKernelEx
+        self.packing = struct.Struct("=" + "".join(codes))
+        self.buffer = ctypes.create_string_buffer(max(self.packing.size, 1))
+        start = ctypes.addressof(self.buffer)
+        places = [start + struct.calcsize("=" + "".join(codes[:i])) for i in range(len(codes))]
+        self.pointers = (ctypes.c_void_p * max(len(codes), 1))(*places)
+        self.parameters = ctypes.addressof(self.pointers)
+        self.configurations: dict[tuple, Any] = {}
+        self.lock = threading.Lock()
+
+    def allow_shared(self, device: int, dynamic: int) -> None:
+        """Whatever the amount: the limit without opting in is no round number (static arrays)."""
+        require_shared(self.kernel, dynamic, attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"))
+        kinds = api().CUfunction_attribute
+        kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        call("cuFuncSetAttribute", self.function, kind, dynamic)
+
+    def launch(self, grid: tuple[int, int, int], shared: int, stream: int, values: list) -> None:
+        with self.lock:
+            configuration = self.configurations.get((grid, shared, stream))
+            if configuration is None:
+                configuration = self._configure(grid, shared, stream)
+            self.packing.pack_into(self.buffer, 0, *values)
+            (status,) = self.start(configuration, self.function, self.parameters, 0)
+        if int(status):
+            raise DeviceError(f"{self.kernel.name}: launch failed, {status.name}, grid {grid}")
+
+    def _configure(self, grid: tuple[int, int, int], shared: int, stream: int) -> Any:
+        driver = api()
+        made = driver.CUlaunchConfig()
+        made.gridDimX, made.gridDimY, made.gridDimZ = grid
+        made.blockDimX, made.blockDimY, made.blockDimZ = self.threads, 1, 1
+        made.sharedMemBytes, made.hStream = shared, driver.CUstream(stream)
+        if self.pdl:
+            entry = driver.CUlaunchAttribute()
+            kinds = driver.CUlaunchAttributeID
+            entry.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            entry.value.programmaticStreamSerializationAllowed = 1
+            made.attrs, made.numAttrs = [entry], 1
+        if len(self.configurations) >= KEPT_CONFIGURATIONS:
+            self.configurations.clear()
+        self.configurations[grid, shared, stream] = made
+        return made

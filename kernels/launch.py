@@ -1,0 +1,119 @@
+"""A kernel that can be launched: `@kernel(threads=256)` above `@cuda.jit`.
+
+    rms_norm_kernel.launch(rows, x, weight, y, width, eps, stream=stream)
+
+On numpy arrays the CPU executor runs it; on CuPy arrays it is compiled for the device, once and for
+all later processes, and launched packed. Launchers do not know which. Pointers may also be given as
+addresses (int), or None; scalars as Python or numpy numbers. `stream` is a CuPy stream, an address,
+or None for CuPy's current one; capture into a graph happens there as for any other work.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from ddtree_numba.kernels import cache, driver
+from ddtree_numba.kernels.arguments import Pointer, code_of, parameters
+from ddtree_numba.kernels.compile import Compiled, build
+
+
+class Kernel:
+    """One instantiation of a kernel.
+
+    threads: of a block. min_blocks: of a multiprocessor, for the compiler. shared_bytes: dynamic
+    shared memory. max_registers: forced on the compiler. registers, opcodes: what the compile test
+    holds it to. pdl: may start before the kernel ahead of it on the stream has ended; it must then
+    call ptx.wait_for_previous() before it reads anything that kernel wrote. float64: meant.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        *,
+        threads: int,
+        name: str = "",
+        min_blocks: int = 1,
+        shared_bytes: int = 0,
+        max_registers: int | None = None,
+        registers: int = 255,
+        opcodes: tuple[str, ...] = (),
+        pdl: bool = False,
+        float64: bool = False,
+    ):
+        self.function = function
+        self.body = getattr(function, "py_func", function)
+        self.name = re.sub(r"\W+", "_", name or self.body.__name__).strip("_")
+        self.threads, self.min_blocks, self.shared_bytes = threads, min_blocks, shared_bytes
+        self.max_registers, self.registers = max_registers, registers
+        self.opcodes, self.pdl, self.float64 = opcodes, pdl, float64
+        self.parameters = parameters(self.body)
+        kinds = list(self.parameters.values())
+        self.signature = types.void(*(kind.numba_type for kind in kinds))
+        self.codes = ["Q" if isinstance(kind, Pointer) else code_of(kind.dtype) for kind in kinds]
+        self.pointers = [i for i, kind in enumerate(kinds) if isinstance(kind, Pointer)]
+        self._loaded: driver.Loaded | None = None
+
+    def compile(self, arch: str) -> Compiled:
+        """Machine code for `arch`, from the disk cache where it has it."""
+        options = dict(
+            name=self.name,
+            launch_bounds=(self.threads, self.min_blocks),
+            max_registers=self.max_registers,
+            float64=self.float64,
+        )
+        digest = cache.key(self.body, arch=arch, signature=str(self.signature), **options)
+
+        def make() -> Compiled:
+            return build(self.body, self.signature, arch, **options)
+
+        return cache.compiled(digest, f"{self.name}-{arch}", make)
+
+    def launch(self, grid: int | tuple[int, ...], *arguments: Any, stream: Any = None) -> None:
+        """`grid` blocks on numpy arrays (CPU) or CuPy arrays (GPU); nothing for an empty grid."""
+        if len(arguments) != len(self.codes):
+            expected = ", ".join(self.parameters)
+            raise TypeError(f"{self.name}: {len(arguments)} arguments for ({expected})")
+        blocks = (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
+        if 0 in blocks:
+            return
+        values = list(arguments)
+        for i in self.pointers:
+            value = values[i]
+            if isinstance(value, np.ndarray):
+                return self._run_on_cpu(blocks, arguments)
+            values[i] = value.data.ptr if hasattr(value, "data") else value or 0
+        loaded = self._loaded or self.load()
+        loaded.launch(blocks, self.shared_bytes, _address(stream), values)
+
+    def load(self) -> driver.Loaded:
+        """Compile for the current device and load; the first launch does it, capture must not."""
+        import cupy
+
+        device = cupy.cuda.Device().id
+        cupy.cuda.runtime.free(0)  # makes the context, where nothing has yet
+        compiled = self.compile(driver.arch_of(device))
+        loaded = driver.Loaded(compiled, self.codes, self.threads, self.pdl)
+        loaded.allow_shared(device, self.shared_bytes)
+        self._loaded = loaded
+        return loaded
+
+    def _run_on_cpu(self, grid: tuple[int, int, int], arguments: tuple) -> None:
+        from ddtree_numba.kernels import simt
+
+        simt.run(self, grid, self.threads, arguments, shared_bytes=self.shared_bytes)
+
+
+def kernel(**options: Any) -> Callable[[Callable], Kernel]:
+    """Decorator above @cuda.jit; options as of `Kernel`."""
+    return lambda function: Kernel(function, **options)
+
+
+def _address(stream: Any) -> int:
+    if stream is None:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+    return stream if isinstance(stream, int) else stream.ptr
