@@ -114,6 +114,7 @@ def provenance() -> dict:
 def main() -> None:
     from golden.oracle import Oracle, versions
 
+    record = provenance() | {"versions": versions()}
     oracle = Oracle(CHECKPOINT)
     prompts = read_prompts()
     with TOKENS.open("w") as file:
@@ -122,7 +123,7 @@ def main() -> None:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
             print(f"{number}/{len(prompts)} {line['name']}: least gap {min(line['gaps']):.4f}")
     np.savez_compressed(TREES, **make_trees(oracle, prompts))
-    PROVENANCE.write_text(json.dumps(provenance() | {"versions": versions()}, indent=2) + "\n")
+    PROVENANCE.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
