@@ -15,11 +15,8 @@ TOKENS = 64
 BUDGETS = (1, 2, 7, 8, 16, 63, 64, 65)
 DRAFTS = [("ddtree", b) for b in BUDGETS] + [("ddtree", "auto"), ("chain", "auto")]
 SAMPLINGS = [None, 1, 2, 3]  # greedy, or the seed of a draw at temperature 0.8
-PROMPTS = [
-    json.loads(line)["prompt_ids"]
-    for line in (Path(__file__).parents[1] / "golden" / "golden_tokens.jsonl").open()
-    if "prompt_ids" in line
-]
+GOLDEN = Path(__file__).parents[1] / "golden" / "golden_tokens.jsonl"
+PROMPTS = [json.loads(line)["prompt_ids"] for line in GOLDEN.read_text().splitlines()]
 _plain: dict[tuple, list[int]] = {}
 
 
