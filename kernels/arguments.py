@@ -11,6 +11,7 @@ parameter of the compiled kernel.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -107,3 +108,16 @@ def element_of(name: str, array):
     if array.dtype == np.float32:
         return float32
     raise ValueError(f"{name}: dtype {array.dtype}, expected bfloat16 or float32")
+
+
+def rows_of(name: str, array) -> tuple[int, int, int]:
+    """Number of rows, their width, and elements from one to the next.
+
+    The rows of a matrix may lie apart, as in a slice of columns; more axes must lie without gaps.
+    """
+    *leading, width = array.shape
+    if not array.flags.c_contiguous:
+        if array.ndim != 2 or array.strides[1] != array.itemsize or array.strides[0] < 0:
+            raise ValueError(f"{name}: strides {array.strides} of shape {array.shape} are no rows")
+        return array.shape[0], width, array.strides[0] // array.itemsize
+    return math.prod(leading), width, width

@@ -14,7 +14,7 @@ text of the instruction:
 | f      | float32                                | .f32 register                         |
 | g      | two arguments: pointer or array, index | global address of that element        |
 | s      | byte address in shared memory          | .b32 register                         |
-| n      | constant                               | immediate                             |
+| n      | constant expression                    | immediate                             |
 
 Integers are cast to the operand's width. Whatever addresses memory or has no result is kept in
 order and never dropped; whatever synchronises lanes is never moved into or out of a branch.
@@ -22,6 +22,7 @@ order and never dropped; whatever synchronises lanes is never moved into or out 
 
 import inspect
 import re
+from itertools import count
 
 from llvmlite import ir
 from numba.cuda import cgutils, types
@@ -37,6 +38,7 @@ REGISTERS = {  # letter: (type in the kernel, LLVM type, constraint)
     "f": (types.float32, ir.FloatType(), "f"),
     "g": (types.uint64, I64, "l"),
     "s": (types.uint32, I32, "r"),
+    "n": (types.int32, I32, "n"),
 }
 OPERANDS = re.compile(r"\b[rilhfgsn]+\b")
 LANES_MEET = (".sync", "bar.", "barrier.")
@@ -58,9 +60,8 @@ def op(mnemonic: str, operands: str = ""):
         result = types.void if not kinds else kinds[0] if len(kinds) == 1 else types.Tuple(kinds)
 
         def lower(context, builder, signature, values):
-            registers, constants = _lower_inputs(context, builder, inputs, signature.args, values)
-            body = f"{mnemonic} {_numbered(text, outputs + inputs, constants)};"
-            call = _assembly(body, outputs, inputs.replace("n", ""), ordered)
+            call = _assembly(f"{mnemonic} {_numbered(text)};", outputs, inputs, ordered)
+            registers = _lower_inputs(context, builder, inputs, signature.args, values)
             value = builder.call(call, registers, attrs=("convergent",) if meets else ())
             if not outputs:
                 return context.get_dummy_value()
@@ -71,6 +72,7 @@ def op(mnemonic: str, operands: str = ""):
 
         return result(*given), lower
 
+    typed.__name__ = re.sub(r"\W", "_", mnemonic)
     # Numba asks for a fixed number of parameters.
     names = ["context"] + [f"x{i}" for i in range(len(inputs) + inputs.count("g"))]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -88,41 +90,31 @@ def _split(inputs: str, given) -> list[tuple]:
 
 def _check(mnemonic: str, inputs: str, given) -> None:
     for letter, kinds in zip(inputs, _split(inputs, given), strict=True):
-        if letter == "n" and not isinstance(kinds[0], types.IntegerLiteral):
-            raise NumbaTypeError(f"{mnemonic}: {kinds[0]} is not a constant integer")
         if letter == "g" and not isinstance(kinds[0], types.CPointer | types.Array):
             raise NumbaTypeError(f"{mnemonic}: {kinds[0]} is neither a pointer nor an array")
         if letter == "f" and kinds[0] != types.float32:
             raise NumbaTypeError(f"{mnemonic}: {kinds[0]} where float32 is meant")
-        if letter in "rilhs" and not isinstance(kinds[0], types.Integer | types.Boolean):
+        if letter in "rilhsn" and not isinstance(kinds[0], types.Integer | types.Boolean):
             raise NumbaTypeError(f"{mnemonic}: {kinds[0]} where an integer is meant")
 
 
-def _lower_inputs(context, builder, inputs, kinds, values) -> tuple[list, list]:
-    registers, constants = [], []
+def _lower_inputs(context, builder, inputs: str, kinds, values) -> list:
+    registers = []
     for letter, kind, value in zip(
         inputs, _split(inputs, kinds), _split(inputs, values), strict=True
     ):
-        if letter == "n":
-            constants.append(kind[0].literal_value)
-        elif letter == "g":
+        if letter == "g":
             element = _element(context, builder, *kind, *value)
             registers.append(builder.ptrtoint(element, I64))
         else:
             registers.append(context.cast(builder, value[0], kind[0], REGISTERS[letter][0]))
-    return registers, constants
+    return registers
 
 
-def _numbered(text: str, letters: str, constants: list[int]) -> str:
-    """Replace every operand letter by its register number or, for a constant, its value."""
-    numbers, values, left = iter(range(len(letters))), iter(constants), iter(letters)
-
-    def write(word: re.Match) -> str:
-        return ",".join(
-            str(next(values)) if next(left) == "n" else f"${next(numbers)}" for _ in word[0]
-        )
-
-    return OPERANDS.sub(write, text)
+def _numbered(text: str) -> str:
+    """Every operand letter replaced by its number: {rr} = [g] as {$0,$1}, [$2]."""
+    numbers = count()
+    return OPERANDS.sub(lambda word: ",".join(f"${next(numbers)}" for _ in word[0]), text)
 
 
 def _assembly(body: str, outputs: str, inputs: str, ordered: bool) -> ir.InlineAsm:

@@ -16,7 +16,8 @@ PTX_VERSION = (9, 0)  # what a CUDA 13.0 driver reads
 # PTX is made for sm_90 at most: for sm_120 NVVM keeps some local arrays in memory. ptxas goes on.
 NEWEST_PTX_TARGET = (9, 0)
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
-CONTRACTIBLE = re.compile(r"\b(?:add|sub|mul|mad|fma)(?:\.ftz)?\.f(?:32|64)\b")
+STATIC_SHARED = re.compile(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]")
+CONTRACTIBLE = re.compile(r"(?<![.\w])(?:add|sub|mul|mad|fma)(?:\.ftz)?\.f(?:32|64)\b")
 
 
 class CompileError(RuntimeError):
@@ -56,10 +57,22 @@ def target_of(arch: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def ptx_of(function: Any, signature: Any, arch: str, launch_bounds: tuple[int, int]) -> str:
+def ptx_target(arch: str) -> tuple[int, int]:
+    return min(target_of(arch), NEWEST_PTX_TARGET)
+
+
+def ptx_of(
+    function: Any,
+    signature: Any,
+    target: tuple[int, int],
+    *,
+    name: str,
+    launch_bounds: tuple[int, int],
+    float64: bool = False,
+) -> str:
+    """PTX whose one entry is called `name`."""
     from numba.cuda import compiler
 
-    target = min(target_of(arch), NEWEST_PTX_TARGET)
     with compiler.global_compiler_lock:
         # what cuda.compile_ptx does, with one option more
         library, _ = compiler._compile_pyfunc_with_fixup(
@@ -67,6 +80,8 @@ def ptx_of(function: Any, signature: Any, arch: str, launch_bounds: tuple[int, i
         )
         library._nvvm_options["fma"] = 0
         (ptx,) = library.get_asm_strs(cc=target)
+    ptx = readable(ptx, name)
+    refuse_surprises(ptx, name, float64)
     return ptx
 
 
@@ -83,6 +98,14 @@ def readable(ptx: str, name: str) -> str:
     return ptx
 
 
+def static_shared(ptx: str) -> int:
+    """Bytes of the static shared arrays, one behind the other."""
+    total = 0
+    for alignment, size in STATIC_SHARED.findall(ptx):
+        total = -(-total // int(alignment)) * int(alignment) + int(size)
+    return total
+
+
 def refuse_surprises(ptx: str, name: str, float64: bool) -> None:
     found = CONTRACTIBLE.search(re.sub(r"//.*", "", ptx))
     if found:
@@ -95,7 +118,8 @@ def refuse_surprises(ptx: str, name: str, float64: bool) -> None:
         )
 
 
-def link(ptx: str, name: str, arch: str, max_registers: int | None) -> Compiled:
+def link(ptx: str, name: str, arch: str, max_registers: int | None = None) -> Compiled:
+    """Machine code from PTX that `ptx_of` made, and ptxas's report on it."""
     import cuda.core as core
 
     options = core.LinkerOptions(
@@ -118,22 +142,7 @@ def link(ptx: str, name: str, arch: str, max_registers: int | None) -> Compiled:
         arch,
         cubin,
         registers=number(r"Used (\d+) registers"),
-        shared_bytes=number(r"(\d+) bytes smem"),
+        shared_bytes=static_shared(ptx),
         stack_bytes=number(r"(\d+) bytes stack frame"),
         spill_bytes=number(r"(\d+) bytes spill"),
     )
-
-
-def build(
-    function: Any,
-    signature: Any,
-    arch: str,
-    *,
-    name: str,
-    launch_bounds: tuple[int, int],
-    max_registers: int | None = None,
-    float64: bool = False,
-) -> Compiled:
-    ptx = readable(ptx_of(function, signature, arch, launch_bounds), name)
-    refuse_surprises(ptx, name, float64)
-    return link(ptx, name, arch, max_registers)

@@ -67,6 +67,24 @@ def require_driver() -> None:
         raise DeviceError("no NVIDIA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES")
 
 
+def current_device() -> int:
+    """CuPy's, with a context."""
+    require_driver()
+    import cupy
+
+    cupy.cuda.runtime.free(0)  # makes the context, where nothing has yet
+    return cupy.cuda.Device().id
+
+
+def address_of(stream: Any) -> int:
+    """Of a CuPy stream, or of CuPy's current one."""
+    if stream is None:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+    return stream if isinstance(stream, int) else stream.ptr
+
+
 def attribute(device: int, name: str) -> int:
     kinds = api().CUdevice_attribute
     kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -109,48 +127,52 @@ def load_function(kernel: Compiled) -> tuple[Any, Any]:
 
 
 class Loaded:
-    """A kernel on the device: packs arguments and launches.
+    """A kernel on the device: packs arguments and launches, in a few microseconds.
 
     The driver copies the packed arguments during the call, so that one buffer serves all launches;
     the lock keeps a second thread from filling it meanwhile.
     """
 
-    def __init__(self, kernel: Compiled, codes: Sequence[str], threads: int, pdl: bool):
-        self.kernel, self.threads, self.pdl = kernel, threads, pdl
+    def __init__(
+        self, kernel: Compiled, codes: Sequence[str], threads: int, shared: int = 0, pdl=False
+    ):
+        self.kernel, self.threads, self.shared, self.pdl = kernel, threads, shared, pdl
         self.code, self.function = load_function(kernel)
         self.start = api().cuLaunchKernelEx
-        self.packing = struct.Struct("=" + "".join(codes))
-        self.buffer = ctypes.create_string_buffer(max(self.packing.size, 1))
-        start = ctypes.addressof(self.buffer)
-        places = [start + struct.calcsize("=" + "".join(codes[:i])) for i in range(len(codes))]
-        self.pointers = (ctypes.c_void_p * max(len(codes), 1))(*places)
-        self.parameters = ctypes.addressof(self.pointers)
+        packing = struct.Struct("=" + "".join(codes))
+        self.pack = packing.pack_into
+        self.buffer = ctypes.create_string_buffer(max(packing.size, 1))
+        first = ctypes.addressof(self.buffer)
+        places = [first + struct.calcsize("=" + "".join(codes[:i])) for i in range(len(codes))]
+        self.places = (ctypes.c_void_p * max(len(codes), 1))(*places)
+        self.parameters = ctypes.addressof(self.places)
         self.configurations: dict[tuple, Any] = {}
         self.lock = threading.Lock()
 
-    def allow_shared(self, device: int, dynamic: int) -> None:
+    def allow_shared(self, device: int) -> None:
         """Whatever the amount: the limit without opting in is no round number (static arrays)."""
-        require_shared(self.kernel, dynamic, attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"))
+        limit = attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        require_shared(self.kernel, self.shared, limit)
         kinds = api().CUfunction_attribute
         kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        call("cuFuncSetAttribute", self.function, kind, dynamic)
+        call("cuFuncSetAttribute", self.function, kind, self.shared)
 
-    def launch(self, grid: tuple[int, int, int], shared: int, stream: int, values: list) -> None:
+    def launch(self, grid: tuple[int, int, int], values: list, stream: int) -> None:
         with self.lock:
-            configuration = self.configurations.get((grid, shared, stream))
+            configuration = self.configurations.get((grid, stream))
             if configuration is None:
-                configuration = self._configure(grid, shared, stream)
-            self.packing.pack_into(self.buffer, 0, *values)
+                configuration = self._configure(grid, stream)
+            self.pack(self.buffer, 0, *values)
             (status,) = self.start(configuration, self.function, self.parameters, 0)
-        if int(status):
+        if status:
             raise DeviceError(f"{self.kernel.name}: launch failed, {status.name}, grid {grid}")
 
-    def _configure(self, grid: tuple[int, int, int], shared: int, stream: int) -> Any:
+    def _configure(self, grid: tuple[int, int, int], stream: int) -> Any:
         driver = api()
         made = driver.CUlaunchConfig()
         made.gridDimX, made.gridDimY, made.gridDimZ = grid
         made.blockDimX, made.blockDimY, made.blockDimZ = self.threads, 1, 1
-        made.sharedMemBytes, made.hStream = shared, driver.CUstream(stream)
+        made.sharedMemBytes, made.hStream = self.shared, driver.CUstream(stream)
         if self.pdl:
             entry = driver.CUlaunchAttribute()
             kinds = driver.CUlaunchAttributeID
@@ -159,5 +181,5 @@ class Loaded:
             made.attrs, made.numAttrs = [entry], 1
         if len(self.configurations) >= KEPT_CONFIGURATIONS:
             self.configurations.clear()
-        self.configurations[grid, shared, stream] = made
+        self.configurations[grid, stream] = made
         return made

@@ -17,7 +17,7 @@ from numba.cuda import types
 
 from ddtree_numba.kernels import cache, driver
 from ddtree_numba.kernels.arguments import Pointer, code_of, parameters
-from ddtree_numba.kernels.compile import Compiled, build
+from ddtree_numba.kernels.compile import Compiled, link, ptx_of, ptx_target
 
 
 class Kernel:
@@ -46,57 +46,69 @@ class Kernel:
         self.function = function
         self.body = getattr(function, "py_func", function)
         self.name = re.sub(r"\W+", "_", name or self.body.__name__).strip("_")
-        self.threads, self.min_blocks, self.shared_bytes = threads, min_blocks, shared_bytes
-        self.max_registers, self.registers = max_registers, registers
-        self.opcodes, self.pdl, self.float64 = opcodes, pdl, float64
+        self.threads, self.shared_bytes, self.pdl = threads, shared_bytes, pdl
+        self.max_registers, self.registers, self.opcodes = max_registers, registers, opcodes
         self.parameters = parameters(self.body)
         kinds = list(self.parameters.values())
         self.signature = types.void(*(kind.numba_type for kind in kinds))
         self.codes = ["Q" if isinstance(kind, Pointer) else code_of(kind.dtype) for kind in kinds]
+        self.count = len(kinds)
         self.pointers = [i for i, kind in enumerate(kinds) if isinstance(kind, Pointer)]
+        self._options: dict[str, Any] = dict(
+            name=self.name, launch_bounds=(threads, min_blocks), float64=float64
+        )
+        self._ptx: dict[tuple[int, int], str] = {}
         self._loaded: driver.Loaded | None = None
+
+    def ptx(self, arch: str) -> str:
+        """The same text for all architectures from sm_90 on."""
+        target = ptx_target(arch)
+        if target not in self._ptx:
+            self._ptx[target] = ptx_of(self.body, self.signature, target, **self._options)
+        return self._ptx[target]
 
     def compile(self, arch: str) -> Compiled:
         """Machine code for `arch`, from the disk cache where it has it."""
-        options = dict(
-            name=self.name,
-            launch_bounds=(self.threads, self.min_blocks),
+        digest = cache.key(
+            self.body,
+            arch=arch,
+            signature=str(self.signature),
             max_registers=self.max_registers,
-            float64=self.float64,
+            **self._options,
         )
-        digest = cache.key(self.body, arch=arch, signature=str(self.signature), **options)
 
         def make() -> Compiled:
-            return build(self.body, self.signature, arch, **options)
+            return link(self.ptx(arch), self.name, arch, self.max_registers)
 
         return cache.compiled(digest, f"{self.name}-{arch}", make)
 
     def launch(self, grid: int | tuple[int, ...], *arguments: Any, stream: Any = None) -> None:
         """`grid` blocks on numpy arrays (CPU) or CuPy arrays (GPU); nothing for an empty grid."""
-        if len(arguments) != len(self.codes):
+        blocks = (grid, 1, 1) if type(grid) is int else _three(grid)
+        if len(arguments) != self.count:
             expected = ", ".join(self.parameters)
             raise TypeError(f"{self.name}: {len(arguments)} arguments for ({expected})")
-        blocks = (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
         if 0 in blocks:
             return
         values = list(arguments)
-        for i in self.pointers:
-            value = values[i]
-            if isinstance(value, np.ndarray):
+        try:
+            for i in self.pointers:
+                values[i] = values[i].data.ptr
+        except AttributeError:  # anything else than CuPy arrays
+            if any(isinstance(value, np.ndarray) for value in arguments):
                 return self._run_on_cpu(blocks, arguments)
-            values[i] = value.data.ptr if hasattr(value, "data") else value or 0
-        loaded = self._loaded or self.load()
-        loaded.launch(blocks, self.shared_bytes, _address(stream), values)
+            for i in self.pointers:
+                values[i] = _address(arguments[i])
+        if type(stream) is not int:
+            stream = driver.address_of(stream)
+        (self._loaded or self.load()).launch(blocks, values, stream)
 
     def load(self) -> driver.Loaded:
         """Compile for the current device and load; the first launch does it, capture must not."""
-        import cupy
-
-        device = cupy.cuda.Device().id
-        cupy.cuda.runtime.free(0)  # makes the context, where nothing has yet
+        device = driver.current_device()
         compiled = self.compile(driver.arch_of(device))
-        loaded = driver.Loaded(compiled, self.codes, self.threads, self.pdl)
-        loaded.allow_shared(device, self.shared_bytes)
+        loaded = driver.Loaded(compiled, self.codes, self.threads, self.shared_bytes, self.pdl)
+        loaded.allow_shared(device)
         self._loaded = loaded
         return loaded
 
@@ -111,9 +123,11 @@ def kernel(**options: Any) -> Callable[[Callable], Kernel]:
     return lambda function: Kernel(function, **options)
 
 
-def _address(stream: Any) -> int:
-    if stream is None:
-        import cupy
+def _three(grid: Any) -> tuple[int, int, int]:
+    x, y, z = (*(grid if isinstance(grid, tuple) else (grid,)), 1, 1)[:3]
+    return int(x), int(y), int(z)
 
-        stream = cupy.cuda.get_current_stream()
-    return stream if isinstance(stream, int) else stream.ptr
+
+def _address(pointer: Any) -> int:
+    """Of a CuPy array, an address itself, or None."""
+    return pointer.data.ptr if hasattr(pointer, "data") else pointer or 0
