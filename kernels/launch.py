@@ -94,7 +94,7 @@ class Kernel:
         try:
             for i in self.pointers:
                 values[i] = values[i].data.ptr
-        except AttributeError:  # anything else than CuPy arrays
+        except (AttributeError, ValueError):  # anything else than CuPy arrays
             if any(isinstance(value, np.ndarray) for value in arguments):
                 return self._run_on_cpu(blocks, arguments)
             for i in self.pointers:
@@ -113,6 +113,9 @@ class Kernel:
         return loaded
 
     def _run_on_cpu(self, grid: tuple[int, int, int], arguments: tuple) -> None:
+        given = [arguments[i] for i in self.pointers]
+        if any(value is not None and not isinstance(value, np.ndarray) for value in given):
+            raise TypeError(f"{self.name}: numpy arrays beside others")
         from ddtree_numba.kernels import simt
 
         simt.run(self, grid, self.threads, arguments, shared_bytes=self.shared_bytes)

@@ -14,6 +14,7 @@ int32() and its kin, time.
 import math
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -28,11 +29,12 @@ from ddtree_numba.kernels.compile import MAX_SHARED
 from ddtree_numba.kernels.simt_cuda import CASTS, CUDA, MATH
 from ddtree_numba.kernels.simt_memory import Memory, Pointer
 from ddtree_numba.kernels.simt_shared import SharedMemory
-from ddtree_numba.kernels.simt_threads import WARP, Block, Fault, Thread, now, run_blocks
+from ddtree_numba.kernels.simt_threads import WARP, Block, Fault, Site, Thread, now, run_blocks
 
 MAX_THREADS = 1024
 OWN = "ddtree_numba.kernels."
 
+_one_at_a_time = Lock()  # which thread runs is kept in one place
 copied: set = set()  # code of kernels and device functions, to tell their lines from ours
 
 
@@ -152,13 +154,14 @@ class Launch:
         )
 
     def _located(self, error: Exception) -> Exception:
-        line, trace = 0, error.__traceback__
+        """The error as a fault of the running thread, in the innermost line of its own code."""
+        place, trace = "", error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code in copied:
-                line = trace.tb_lineno
+                place = str(Site(trace.tb_frame.f_code, line=trace.tb_lineno))
             trace = trace.tb_next
         text = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
-        return now.block.fault(now.thread, text, line)
+        return now.block.fault(now.thread, text, place)
 
     def blocks(self):
         for i in self.order(self.grid.x * self.grid.y * self.grid.z):
@@ -189,4 +192,5 @@ def run(
 
 def run_together(launches: list[Launch]) -> None:
     """Run launches that wait for each other, as on several devices."""
-    run_blocks((block for launch in launches for block in launch.blocks()), _enter)
+    with _one_at_a_time:
+        run_blocks((block for launch in launches for block in launch.blocks()), _enter)

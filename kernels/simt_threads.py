@@ -9,6 +9,7 @@ barrier orders two accesses or they merely happened to come in that order.
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -38,6 +39,9 @@ class Site(NamedTuple):
     code: CodeType | None = None
     instruction: int = 0
     line: int = 0
+
+    def __str__(self) -> str:
+        return f"{Path(self.code.co_filename).name}:{self.line}" if self.code else "?"
 
 
 class Meeting(NamedTuple):
@@ -243,10 +247,11 @@ class Block:
             warp.clock[warp.index] -= 1
             warp.tick()
 
-    def fault(self, thread: Thread, message: str, line: int | None = None) -> Fault:
-        line = thread.waits.site.line if line is None else line
+    def fault(self, thread: Thread, message: str, place: str = "") -> Fault:
+        """A fault of `thread`, by default where it waits."""
         x, y, z = self.position.x, self.position.y, self.position.z
-        where = f"{self.launch.name} line {line}, block ({x}, {y}, {z}), thread {thread.index}"
+        place = place or str(thread.waits.site)
+        where = f"{self.launch.name}, {place}, block ({x}, {y}, {z}), thread {thread.index}"
         return Fault(f"{where}: {message}")
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 from numba import cuda, float32, int32
 
-from ddtree_numba.kernels.arguments import bf16, element_of, read, require, rows_of, write
+from ddtree_numba.kernels.arguments import bf16, element_of, read, require, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.vector import WIDTH, load8, store8
 
@@ -35,13 +35,13 @@ def make(element) -> Kernel:
 
 def swiglu(gate_up, *, out, stream=None):
     """silu(gate) * up into out; returns out."""
-    rows, width, _ = rows_of("gate_up", gate_up)
-    require("gate_up", gate_up, gate_up.shape)
+    *leading, width = gate_up.shape
+    require("gate_up", gate_up, (*leading, width))
     if width % (2 * WIDTH):
         raise ValueError(f"gate_up: rows of {width}, expected a multiple of {2 * WIDTH}")
     half = width // 2
-    require("out", out, (*gate_up.shape[:-1], half), gate_up.dtype)
-    grid = (rows, -(-half // (WIDTH * THREADS)))
+    require("out", out, (*leading, half), gate_up.dtype)
+    grid = (math.prod(leading), -(-half // (WIDTH * THREADS)))
     make(element_of("gate_up", gate_up)).launch(grid, gate_up, out, half, stream=stream)
     return out
 

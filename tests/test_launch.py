@@ -268,6 +268,11 @@ def test_a_wrong_number_of_arguments_is_named(fake):
         Kernel(scaled, threads=64).launch(1, 1, 2, stream=0)
 
 
+def test_arrays_of_numpy_and_cupy_do_not_mix(fake):
+    with pytest.raises(TypeError, match="scaled: numpy arrays beside others"):
+        Kernel(scaled, threads=64).launch(1, np.zeros(3, np.float32), array_at(2), 3, 4.0, stream=0)
+
+
 def test_parameters_need_types():
     def untyped(x, y: int32):
         pass
