@@ -145,7 +145,7 @@ def require_equal(expected: Any, got: Any, tolerance: int | dict) -> None:
 def _expected(case: Case, given: dict, updates: tuple[str, ...]) -> Any:
     if not updates:
         return case.expected(given)
-    changed = given | {name: given[name].copy() for name in updates}
+    changed = given | {name: mapped(np.copy, given[name]) for name in updates}
     case.expected(changed)
     return tuple(changed[name] for name in updates)
 
