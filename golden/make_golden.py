@@ -31,6 +31,7 @@ TOKENS = HERE / "golden_tokens.jsonl"
 TREES = HERE / "golden_trees.npz"
 PROVENANCE = HERE / "golden_provenance.json"
 
+DECISIVE = ("config.json", "*.safetensors", "tiktoken.model", "tokenizer_config.json", "*.jinja")
 STEPS = 64
 SEED = 20261129
 TREE_SIZES = {"root": 1, "chain": 8, "bushy": 17, "random": 33, "wide": 33}
@@ -38,9 +39,9 @@ CANDIDATES = 8  # a node's children come from the oracle's own most probable tok
 
 
 def checkpoint_hash(folder: Path = CHECKPOINT) -> str:
-    """SHA-256 over name and content of the target's files, in order of name."""
+    """SHA-256 over name and content, in order of name, of all that decides about a token."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    for path in sorted(path for pattern in DECISIVE for path in folder.glob(pattern)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

@@ -32,10 +32,6 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in requirements}
 
 
-DEPENDENCIES = names(PROJECT["project"]["dependencies"])
-EXTRAS = {name: names(lines) for name, lines in PROJECT["project"]["optional-dependencies"].items()}
-
-
 @pytest.mark.parametrize("name", LINKS)
 def test_links_are_relative_and_lead_to_the_neighbours(name):
     link = ROOT / "ddtree_numba" / name
@@ -66,11 +62,7 @@ def test_embedded_model_is_small_enough_for_a_repository(embedded):
 
 def test_dependencies_are_what_the_package_imports():
     used = set().union(*(third_party(folder) for folder in ("spec", "model", "ddtree_numba")))
-    assert used == DEPENDENCIES
-
-
-def test_tests_import_what_the_extras_install():
-    assert third_party("tests") <= DEPENDENCIES | EXTRAS["test"] | EXTRAS["oracle"]
+    assert used == names(PROJECT["project"]["dependencies"])
 
 
 def test_readme_starts_with_the_two_commands_that_ci_runs():
