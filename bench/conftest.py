@@ -1,6 +1,5 @@
 """`measure` for bench files, device time for pytest-benchmark, the table at the end."""
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -59,6 +58,7 @@ def measure(benchmark, request: pytest.FixtureRequest):
         )
         if result and row:
             result["rows"].append(harness.against(row, result["roofs"]))
+            _keep(result)  # at once: a run that is cut short leaves what it has measured
 
     return run
 
@@ -69,9 +69,10 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         return
     terminalreporter.section("kernels")
     terminalreporter.write_line(report.markdown(result))
+    if os.environ.get(RESULTS_VARIABLE):
+        terminalreporter.write_line(f"kept in {_keep(result)}")
+
+
+def _keep(result: dict) -> Path | None:
     folder = os.environ.get(RESULTS_VARIABLE)
-    if folder:
-        path = Path(folder) / report.file_name(result)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        terminalreporter.write_line(f"kept in {path}")
+    return report.keep(result, Path(folder)) if folder else None

@@ -27,9 +27,18 @@ def latest(folder: Path = RESULTS) -> dict:
 
 
 def file_name(result: dict) -> str:
-    """kernels-nvidia-h200-2026-11-29-b6c0480.json"""
+    """kernels-nvidia-h200-2026-11-29T1504-b6c0480.json"""
     gpu = "-".join(result["machine"]["gpu"].lower().split())
-    return PATTERN.replace("*", f"{gpu}-{result['date'][:10]}-{result['commit']}")
+    minute = result["date"][:16].replace(":", "")
+    return PATTERN.replace("*", f"{gpu}-{minute}-{result['commit']}")
+
+
+def keep(result: dict, folder: Path) -> Path:
+    """Write the result into the folder, under the name that it always has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(result)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -121,6 +130,8 @@ def plot(result: dict, path: Path) -> None:
     step = result["roofs"]["step"] * 1e6
     axes.axhline(step, color="0.4", linestyle=":", linewidth=1, label="an empty kernel")
     axes.set(xlim=ends, ylim=(min(step, *(row["time_us"] for row in rows)) / 2, ends[1]))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left")
     axes.set_title("One call, caches cold, in a CUDA graph\n" + provenance(result), fontsize=9)

@@ -71,8 +71,8 @@ def test_what_was_measured_where_and_when_stands_above():
 def test_the_latest_is_the_one_with_the_latest_date(tmp_path):
     for day, commit in (("28", "old"), ("30", "new"), ("29", "mid")):
         one = result(date=f"2026-11-{day}T10:00:00+00:00", commit=commit)
-        (tmp_path / report.file_name(one)).write_text(json.dumps(one))
-    assert (tmp_path / "kernels-nvidia-h200-2026-11-30-new.json").exists()
+        report.keep(one, tmp_path)
+    assert (tmp_path / "kernels-nvidia-h200-2026-11-30T1000-new.json").exists()
     assert report.latest(tmp_path)["commit"] == "new"
 
 
@@ -80,7 +80,7 @@ def test_the_command_prints_and_plots(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     ops = [row(op=f"op{n}", time_us=2.0 + n, floor_us=0.1 + n) for n in range(15)]
     many = result(rows=[*ops, row(floor_us=0)])
-    (tmp_path / report.file_name(many)).write_text(json.dumps(many))
+    report.keep(many, tmp_path)
     tokens = dict(what="2 prompts", machine="a CPU", commit="def", date="2026-11-29")
     chain = dict(mode="chain", budget=None, tokens_per_round=2.0)
     (tmp_path / "acceptance.json").write_text(json.dumps(tokens | dict(rows=[chain])))
@@ -173,7 +173,7 @@ def test_a_run_prints_one_table_and_keeps_its_rows(pytest_run):
     assert columns(text)[2][:6] == ["double", "k26-T50", "2.00", "0.200", "0.0000500", "20.0 %"]
     assert "Rounds" not in text, "pytest-benchmark's own table"
     measured = json.loads(kept.read_text())
-    assert kept.name == f"kernels-made-up-{measured['date'][:10]}-abc123.json"
+    assert kept.name == report.file_name(measured) and kept.name.endswith("-abc123.json")
     (one,) = measured["rows"]
     assert one["time_us"] == pytest.approx(2.0) and one["share"] == pytest.approx(0.2)
     assert measured["roofs"]["launch"] == 4e-6
