@@ -16,6 +16,8 @@ PTX_VERSION = (9, 0)  # what a CUDA 13.0 driver reads
 # PTX is made for sm_90 at most: for sm_120 NVVM keeps some local arrays in memory. ptxas goes on.
 NEWEST_PTX_TARGET = (9, 0)
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
+# Waits for the kernel ahead of it need sm_90; before that, kernels on a stream never overlap.
+DEPENDENT_LAUNCH = (9, 0)
 STATIC_SHARED = re.compile(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]")
 CONTRACTIBLE = re.compile(r"(?<![.\w])(?:add|sub|mul|mad|fma)(?:\.ftz)?\.f(?:32|64)\b")
 
@@ -80,6 +82,8 @@ def ptx_of(
         )
         library._nvvm_options["fma"] = 0
         (ptx,) = library.get_asm_strs(cc=target)
+    if target < DEPENDENT_LAUNCH:
+        ptx = re.sub(r"griddepcontrol\.\w+ *;", "", ptx)
     ptx = readable(ptx, name)
     refuse_surprises(ptx, name, float64)
     return ptx

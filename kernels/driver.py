@@ -40,9 +40,11 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _toolchain() -> str:
+def toolchain() -> str:
+    """Versions of the driver's CUDA and of the compilers."""
     names = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")
-    return ", ".join(f"{name} {versions()[name]}" for name in names)
+    used = ", ".join(f"{name} {versions()[name]}" for name in names)
+    return f"driver of CUDA {_dotted(call('cuDriverGetVersion'))}, {used}"
 
 
 @cache
@@ -55,8 +57,8 @@ def require_driver() -> None:
         raise DeviceError(f"no NVIDIA driver found ({reason}); backend numpy needs none") from error
     if version < OLDEST_DRIVER:
         raise DeviceError(
-            f"the NVIDIA driver supports CUDA {_dotted(version)}, the kernels need "
-            f"{_dotted(OLDEST_DRIVER)} ({_toolchain()}): update the driver to release 580 or newer"
+            f"the NVIDIA driver is too old, the kernels need one of CUDA {_dotted(OLDEST_DRIVER)} "
+            f"({toolchain()}): update it to release 580 or newer"
         )
     try:
         call("cuInit", 0)

@@ -17,7 +17,14 @@ from numba.cuda import types
 
 from ddtree_numba.kernels import cache, driver
 from ddtree_numba.kernels.arguments import Pointer, code_of, parameters
-from ddtree_numba.kernels.compile import Compiled, link, ptx_of, ptx_target
+from ddtree_numba.kernels.compile import (
+    DEPENDENT_LAUNCH,
+    Compiled,
+    link,
+    ptx_of,
+    ptx_target,
+    target_of,
+)
 
 
 class Kernel:
@@ -106,8 +113,9 @@ class Kernel:
     def load(self) -> driver.Loaded:
         """Compile for the current device and load; the first launch does it, capture must not."""
         device = driver.current_device()
-        compiled = self.compile(driver.arch_of(device))
-        loaded = driver.Loaded(compiled, self.codes, self.threads, self.shared_bytes, self.pdl)
+        arch = driver.arch_of(device)
+        pdl = self.pdl and target_of(arch) >= DEPENDENT_LAUNCH
+        loaded = driver.Loaded(self.compile(arch), self.codes, self.threads, self.shared_bytes, pdl)
         loaded.allow_shared(device)
         self._loaded = loaded
         return loaded

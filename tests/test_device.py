@@ -3,6 +3,7 @@
 `pytest -m gpu`. What runs here on CuPy arrays runs elsewhere on numpy arrays by the same calls.
 """
 
+import re
 from time import perf_counter
 
 import numpy as np
@@ -15,6 +16,7 @@ from numba import cuda, float32, int32, uint32
 from ddtree_numba.kernels import driver, ptx
 from ddtree_numba.kernels.arguments import read, update, write
 from ddtree_numba.kernels.launch import Kernel, kernel
+from ddtree_numba.kernels.probe import check_device
 from ddtree_numba.spec.numerics import BF16, F32
 
 from .gpu_arrays import to_gpu
@@ -152,6 +154,10 @@ def test_n06_more_shared_memory_than_the_device_has_is_named():
     made = Kernel(turned_round.function, threads=256, shared_bytes=1 << 20, name="greedy")
     with pytest.raises(driver.DeviceError, match="1048576 bytes of dynamic shared"):
         made.launch(1, to_gpu(np.empty(WORDS, np.uint32)))
+
+
+def test_n01_the_device_is_checked_and_named():
+    assert re.match(r".+ \(sm_\d+\), driver of CUDA 1\d\.\d, numba-cuda ", check_device())
 
 
 def test_numbas_own_launch_takes_the_same_kernel():

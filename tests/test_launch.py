@@ -1,6 +1,5 @@
-"""Launching: the cache on disk, the packed launch, shared memory, and errors in one line."""
+"""Launching on a made-up device: packed arguments, shared memory, errors in one line."""
 
-import multiprocessing
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -11,10 +10,9 @@ pytest.importorskip("numba.cuda")
 
 from numba import cuda, float32, int32, int64, uint8
 
-from ddtree_numba.kernels import cache, driver, launch, ptx
-from ddtree_numba.kernels import compile as compiling
+from ddtree_numba.kernels import cache, driver
 from ddtree_numba.kernels.arguments import bf16, read, update, write
-from ddtree_numba.kernels.compile import Compiled, CompileError
+from ddtree_numba.kernels.compile import Compiled
 from ddtree_numba.kernels.driver import DeviceError
 from ddtree_numba.kernels.launch import Kernel, kernel
 
@@ -29,159 +27,18 @@ def scaled(x: read(float32), y: write(float32), count: int32, factor: float32):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty cache; nothing remembered of another machine."""
+def another_machine(tmp_path, monkeypatch):
+    """An empty cache; nothing remembered of a device."""
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     driver.require_driver.cache_clear()
     driver.arch_of.cache_clear()
-    cache._told.clear()
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def links(monkeypatch):
-    """Names of the kernels that were linked rather than read from disk."""
-    names = []
-
-    def counting(ptx_text, name, arch, registers=None):
-        names.append(f"{name} {arch}")
-        return compiling.link(ptx_text, name, arch, registers)
-
-    monkeypatch.setattr(launch, "link", counting)
-    return names
-
-
-# --- the cache
-
-
-def test_n04_a_second_start_compiles_nothing(links, folder):
-    first = Kernel(scaled, threads=64).compile("sm_120")
-    second = Kernel(scaled, threads=64).compile("sm_120")
-    assert first == second and links == ["scaled sm_120"]
-    assert [path.suffix for path in folder.iterdir()] == [".cubin"]
-
-
-TEXT = """
-def make(constant):
-    @cuda.jit(device=True, inline="always")
-    def shifted(value):
-        return value + float32(1)
-
-    @cuda.jit
-    def body(x: read(float32), y: write(float32)):
-        y[0] = ptx.fma(shifted(x[0]), constant, float32(2))
-
-    return body
-"""
-
-
-def key_of(text=TEXT, constant=3, **options):
-    space = dict(cuda=cuda, ptx=ptx, float32=float32, read=read, write=write)
-    exec(text, space)
-    return cache.key(space["make"](np.float32(constant)).py_func, **options)
-
-
-def test_n04_a_reformatted_file_stays_valid():
-    commented = "\n\n# moved\n" + TEXT.replace(
-        "    return body", "    # a comment\n    return body"
-    )
-    assert key_of(commented) == key_of()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(text=TEXT.replace("float32(2)", "float32(4)")),
-        dict(text=TEXT.replace("value + float32(1)", "value - float32(1)")),
-        dict(text=TEXT.replace("ptx.fma", "ptx.fmaf")),
-        dict(constant=5),
-        dict(arch="sm_90"),
-        dict(launch_bounds=(64, 2)),
-    ],
-)
-def test_n04_what_shapes_the_code_changes_the_key(change, monkeypatch):
-    monkeypatch.setattr(ptx, "fmaf", ptx.sub, raising=False)
-    assert key_of(**change) != key_of()
-
-
-def test_n04_another_version_compiles_again(links, monkeypatch):
-    Kernel(scaled, threads=64).compile("sm_120")
-    monkeypatch.setattr(cache, "versions", lambda: {"numba-cuda": "99"})
-    Kernel(scaled, threads=64).compile("sm_120")
-    assert len(links) == 2
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: b"", lambda data: b"{}\n"])
-def test_n04_a_damaged_file_is_made_again(damage, links, folder):
-    first = Kernel(scaled, threads=64).compile("sm_120")
-    (path,) = folder.iterdir()
-    path.write_bytes(damage(path.read_bytes()))
-    again = Kernel(scaled, threads=64).compile("sm_120")
-    assert again.registers == first.registers
-    assert len(links) == 2 and cache._load(path) == again
-
-
-def test_n04_a_folder_that_cannot_be_written_costs_one_note(tmp_path, monkeypatch, links, caplog):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "file" / "cache"))
-    assert Kernel(scaled, threads=64).compile("sm_120").cubin
-    assert Kernel(scaled, threads=64).compile("sm_120").cubin
-    (record,) = caplog.records
-    assert "compiled kernels are not kept" in record.getMessage() and len(links) == 2
-
-
-def registers_of_scaled(_) -> int:
-    return Kernel(scaled, threads=64).compile("sm_120").registers
-
-
-def test_n04_eight_processes_may_start_at_once(folder):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with context.Pool(8) as pool:
-        found = pool.map(registers_of_scaled, range(8), chunksize=1)
-    assert len(set(found)) == 1
-    (path,) = folder.iterdir()
-    assert cache._load(path) is not None
-
-
-# --- compiling
-
-
-def test_an_unknown_architecture_is_named():
-    with pytest.raises(CompileError, match="architecture 'ampere' is not of the form sm_90"):
-        Kernel(scaled, threads=64).compile("ampere")
-
-
-def test_n01_a_linker_error_names_kernel_architecture_and_versions(monkeypatch):
-    import cuda.core
-
-    def refuse(*given, **options):
-        raise RuntimeError("Unsupported .version 9.5;\n current version is '9.0'")
-
-    monkeypatch.setattr(cuda.core, "Linker", refuse)
-    with pytest.raises(CompileError) as caught:
-        Kernel(scaled, threads=64).compile("sm_120")
-    message = str(caught.value)
-    assert message.startswith("scaled: cannot link for sm_120 (numba ") and "\n" not in message
-    assert "nvidia-nvjitlink" in message and "Unsupported .version 9.5" in message
-
-
-def test_n01_newer_ptx_is_marked_as_what_the_driver_reads():
-    text = ".version 9.5\n.target sm_90\n.visible .entry _Z3abc(\n"
-    assert compiling.readable(text, "name") == (
-        ".version 9.0\n.target sm_90\n.visible .entry name(\n"
-    )
-    assert ".version 8.0" in compiling.readable(text.replace("9.5", "8.0"), "name")
-
-
-# --- the device
 
 
 @pytest.mark.parametrize(
     "machine, message",
     [
         (dict(missing=True), "no NVIDIA driver found .*; backend numpy needs none"),
-        (dict(version=12040), r"supports CUDA 12.4, the kernels need 13.0 \(numba-cuda .*580"),
+        (dict(version=12040), r"too old, .* CUDA 13.0 \(driver of CUDA 12.4, numba-cuda .*580"),
         (dict(count=-1), "no usable NVIDIA device .*cuInit.*; check nvidia-smi"),
         (dict(count=0), "no NVIDIA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"),
         (dict(arch=(7, 5)), "device 0 is sm_75, the kernels need sm_80 or newer"),
@@ -249,6 +106,12 @@ def test_programmatic_dependent_launch_is_an_option(fake):
     configuration = fake.launches[0][0]
     assert configuration.numAttrs == 1
     assert configuration.attrs[0].value.programmaticStreamSerializationAllowed == 1
+
+
+def test_programmatic_dependent_launch_waits_for_newer_devices(fake):
+    fake.attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"] = 8
+    Kernel(scaled, threads=64, pdl=True).launch(1, 1, 2, 3, 4.0, stream=0)
+    assert not hasattr(fake.launches[0][0], "attrs")
 
 
 def test_an_empty_grid_launches_nothing(fake):
