@@ -50,6 +50,16 @@ def joined(earlier: Stamp | Several | None, mine: Stamp) -> Stamp | Several:
     return Several([*others, mine]) if others else mine
 
 
+def _each_once(readers: list, mine: Stamp) -> list:
+    """`joined` for every byte; neighbours mostly share their readers."""
+    result, previous, now_read_by = [], object(), None
+    for reader in readers:
+        if reader is not previous:
+            previous, now_read_by = reader, joined(reader, mine)
+        result.append(now_read_by)
+    return result
+
+
 class SharedMemory:
     """Bytes with their history: the dynamic part from byte 0, static arrays behind it."""
 
@@ -90,9 +100,7 @@ class SharedMemory:
                 self._check(i, writer, "read", "written", atomic)
                 previous = writer
         if not atomic:
-            readers = self.readers[start:end]
-            if readers.count(mine) < size:
-                self.readers[start:end] = [joined(reader, mine) for reader in readers]
+            self.readers[start:end] = _each_once(self.readers[start:end], mine)
         return bytes(self.bytes[start:end])
 
     def store(self, start: int, data: bytes) -> None:
