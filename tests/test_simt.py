@@ -1,6 +1,6 @@
 """The CPU executor gives what a GPU would; test_simt_faults.py has what it refuses."""
 
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -141,8 +141,8 @@ def chain_of_mma(x: read(uint32), y: write(float32)):
 def test_64_chained_mma_of_four_warps_are_quick(record_property):
     x, y = np.zeros(128, np.uint32), np.empty(128, F32)
     run(chain_of_mma, x, y, threads=128)
-    start = perf_counter()
+    start = process_time()
     run(chain_of_mma, x, y, threads=128)
-    seconds = perf_counter() - start
+    seconds = process_time() - start
     record_property("summary", f"CPU executor: 128 threads, 64 mma each: {seconds:.2f} s")
-    assert seconds < 1.0  # about 0.1 on a free core
+    assert seconds < 0.5  # about 0.1 of processor time
