@@ -1,5 +1,8 @@
 """Launching on a made-up device: packed arguments, shared memory, errors in one line."""
 
+import subprocess
+import sys
+from pathlib import Path
 from time import process_time
 from types import SimpleNamespace
 
@@ -170,3 +173,14 @@ def test_numpy_arrays_run_on_the_cpu(rng):
     y = np.empty_like(x)
     Kernel(scaled, threads=32).launch(4, x, y, 100, 3)
     assert np.array_equal(y, x * np.float32(3))
+
+
+def test_the_numpy_backend_needs_neither_numba_nor_cupy():
+    program = (
+        "import sys; import ddtree_numba.generate; from ddtree_numba.engine import Engine; "
+        "Engine.load(backend='numpy'); "
+        "sys.exit({'numba', 'cupy', 'cuda', 'greenlet'} & set(sys.modules) or 0)"
+    )
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
