@@ -1,0 +1,135 @@
+"""The two configurations of the embedded checkpoint, in the published files' field names."""
+
+from types import SimpleNamespace
+
+BASE = 1792  # first special token
+YARN = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": 8.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 256,
+}
+QUANTIZATION = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": None,
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": {
+                "actorder": None,
+                "block_structure": None,
+                "dynamic": False,
+                "group_size": 32,
+                "num_bits": 4,
+                "observer": "minmax",
+                "observer_kwargs": {},
+                "strategy": "group",
+                "symmetric": True,
+                "type": "int",
+            },
+        }
+    },
+    "format": "pack-quantized",
+    "ignore": [
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+        "re:.*lm_head.*",
+        "re:vision_tower.*",
+        "re:mm_projector.*",
+    ],
+    "kv_cache_scheme": None,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+}
+TEXT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": BASE,
+    "dtype": "bfloat16",
+    "eos_token_id": BASE + 2,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "kv_lora_rank": 64,
+    "max_position_embeddings": 2048,
+    "model_type": "kimi_k2",
+    "moe_intermediate_size": 256,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 12,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 8,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 0,
+    "pad_token_id": BASE + 255,
+    "q_lora_rank": 96,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "quantization_config": QUANTIZATION,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": YARN | {"type": "yarn"},
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 32,
+    "vocab_size": BASE + 256,
+}
+TOP = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "bos_token_id": TEXT["bos_token_id"],
+    "dtype": "bfloat16",
+    "eos_token_id": TEXT["eos_token_id"],
+    "ignore_index": -100,
+    "media_placeholder_token_id": BASE + 21,
+    "model_type": "kimi_k25",
+    "pad_token_id": TEXT["pad_token_id"],
+    "text_config": TEXT,
+    "tie_word_embeddings": False,
+}
+GENERATION = {
+    "bos_token_id": TEXT["bos_token_id"],
+    "eos_token_id": [BASE + 1, BASE + 2],
+    "max_length": 2048,
+    "pad_token_id": TEXT["pad_token_id"],
+}
+DRAFT = {
+    "architectures": ["DFlashDraftModel"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": BASE + 254, "target_layer_ids": [0, 1, 2, 3, 4, 5]},
+    "dtype": "bfloat16",
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "is_causal": False,
+    "layer_types": ["full_attention"] * 3,
+    "max_position_embeddings": 2048,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 8,
+    "num_target_layers": 6,
+    "rms_norm_eps": 1e-05,
+    "rope_parameters": YARN | {"rope_theta": 50000.0, "rope_type": "deepseek_yarn"},
+    "rope_theta": 50000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": BASE + 256,
+}
+TARGET_SHAPE = SimpleNamespace(**TEXT)
+DRAFT_SHAPE = SimpleNamespace(**DRAFT, **DRAFT["dflash_config"])
+EOS, END_OF_TURN = BASE + 1, BASE + 2
+EOS_IDS = (EOS, END_OF_TURN)
