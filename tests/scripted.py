@@ -125,3 +125,25 @@ def answer(engine: Engine, prompt, params, mode: str = "ddtree", budget=16) -> S
         stats=increments[-1].stats,
         rounds=[len(one.token_ids) for one in increments if one.round],
     )
+
+
+def count_up(prefix: tuple[int, ...]) -> int:
+    return (prefix[-1] + 1) % 200 + 20
+
+
+def right(prefix: tuple[int, ...], depth: int = 7) -> list[int]:
+    """A drafter that is always right about `count_up`."""
+    guesses = list(prefix[-1:])
+    for _ in range(depth):
+        guesses.append(count_up(tuple(guesses)))
+    return guesses[1:]
+
+
+def wrong(prefix: tuple[int, ...], depth: int = 7) -> list[int]:
+    return [5] * depth
+
+
+def some_right(prefix: tuple[int, ...]) -> list[int]:
+    """Right for as many tokens as the prefix's sum says."""
+    guesses = right(prefix)
+    return guesses[: sum(prefix) % 8] + wrong(prefix)[sum(prefix) % 8 :]
