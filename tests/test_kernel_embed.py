@@ -1,11 +1,13 @@
 """The embedding kernel on the CPU executor: its specification's bits."""
 
+import re
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba.cuda")
 
-from ddtree_numba.kernels.embed import embed
+from ddtree_numba.kernels.embed import embed, instances
 from ddtree_numba.spec import embed as spec
 from ddtree_numba.spec.numerics import BF16, F32
 
@@ -30,16 +32,12 @@ def test_m01_absent_and_padding_ids_read_nothing():
     assert np.isnan(embed(np.array([3, 3, 3], np.int32), table, out=out)).all()
 
 
-def test_m07_the_last_row_of_the_largest_table_is_beyond_31_bits():
-    """163,840 x 7,168 elements, of which only the last row exists; an address, no memory."""
-    rows, width = 163_840, 7_168
-    last = np.arange(width, dtype=F32)[None]
-    table = np.lib.stride_tricks.as_strided(last, (rows, width), (0, 4))
-    assert (rows - 1) * width * 2 > 2**31
-    from ddtree_numba.kernels import simt_memory
-
-    pointer = simt_memory.Pointer(simt_memory.Memory("table", table[-1:]), "f")
-    assert pointer.byte((rows - 1) * width) == (rows - 1) * width * 4
+def test_m07_offsets_are_counted_in_64_bits():
+    """K2.6's whole table is beyond 2^31 bytes; no product that makes an offset has 32 bits."""
+    assert 163_840 * 7_168 * 2 > 2**31
+    for made in instances():
+        text = made.ptx("sm_120")
+        assert re.search(r"mul\.(wide\.s32|lo\.s64)", text) and "mul.lo.s32" not in text
 
 
 def test_shapes_and_dtypes_that_do_not_fit_are_named():
