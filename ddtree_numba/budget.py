@@ -9,6 +9,7 @@ import numpy as np
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 65)  # rows at which the verify step is timed
 MAX_BUDGET = 256
+AUTO_BUDGET = 64  # the largest tree that `auto` weighs: steps are timed up to there
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from ddtree_numba import verbs
-from ddtree_numba.budget import MAX_BUDGET, StepTimes
+from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET, StepTimes
 from ddtree_numba.detokenize import Detokenizer
 from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
 from ddtree_numba.model.cache import PAGE, PageTable, pages_for
 from ddtree_numba.model.inputs import VerifyInput
-from ddtree_numba.request import Increment, Request, RoundTrace
+from ddtree_numba.request import Increment, Request, RoundTrace, refusal
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.tree_build import Tree
 
@@ -31,8 +31,12 @@ class Engine:
     def __init__(self, loaded: Loaded, max_batch: int, max_context: int | None) -> None:
         self.config, self.drafter_config = loaded.config, loaded.drafter_config
         self.tokenizer, self.load_seconds = loaded.tokenizer, loaded.seconds
+        if max_batch < 1:
+            raise ValueError(f"max_batch must be at least 1, not {max_batch}")
+        if max_context is not None and max_context < 2:
+            raise ValueError(f"max_context must be at least 2 tokens, not {max_context}")
         limit = self.config.max_position_embeddings
-        self.context = min(max_context or limit, limit)
+        self.context = limit if max_context is None else min(max_context, limit)
         self.max_batch = max_batch
         pages = max_batch * pages_for(self.context)
         nodes = max(MAX_BUDGET + 1, PREFILL_CHUNK)
@@ -58,7 +62,10 @@ class Engine:
     ) -> "Engine":
         """Load a checkpoint folder and its drafter.
 
-        None is the embedded model, and for the drafter the folder's own subfolder `drafter`.
+        `folder` None: the embedded model. `drafter` None: the folder's subfolder `drafter`, if any.
+        `backend` is "auto", "numpy" or "cuda"; `tp` ranks share the work, as threads on numpy;
+        `dtype` is that of activations and cache; `max_batch` prompts are answered at a time, each
+        within `max_context` tokens, prompt included (None: the model's limit).
         `progress(bytes_done, bytes_total)` is called while weights are read. Raises CheckpointError
         or ValueError, in one line, before anything is generated.
         """
@@ -76,15 +83,17 @@ class Engine:
         """Answer prompts (text or token ids), `max_batch` at a time.
 
         Yields one `Increment` a round and prompt. Modes: "ddtree" verifies trees of `budget` nodes
-        beside the root ("auto": as many as pay), "chain" the greedy DFlash chain, "ar" decodes one
-        token a step; all three emit the same tokens. Setting `cancel` ends every answer after the
-        current round. A prompt that cannot be answered yields an error increment.
+        beside the root ("auto": as many as pay, up to 64), "chain" the greedy DFlash chain, "ar"
+        decodes one token a step; all three emit the same tokens. Setting `cancel` ends every answer
+        after the current round. A prompt that cannot be answered yields an error increment.
         """
         self._check(mode, budget)
+        if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
+            raise TypeError("prompts must be a list of texts or of lists of token ids")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
-        for one in params:
-            one.validate()
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
         waiting = deque(enumerate(zip(prompts, params, strict=True)))
         return self._generate(waiting, mode, budget, cancel)
 
@@ -96,6 +105,11 @@ class Engine:
         `tokens` [N-1] are the nodes beside the root, `parents` [N-1] their parents (0: the root).
         """
         tokens, parents = tokens or [], parents or []
+        error = refusal([*prompt, *tokens], self.context, self.config.vocab_size)
+        if error:
+            raise ValueError(error)
+        if len(parents) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens but {len(parents)} parents")
         depths = [0]
         for parent in parents:
             depths.append(depths[parent] + 1)
@@ -121,7 +135,7 @@ class Engine:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         if mode != "ar" and self.drafter_config is None:
             raise ValueError(f"mode {mode!r} needs a drafter; this checkpoint has none")
-        if budget != "auto" and not (isinstance(budget, int) and 0 <= budget <= MAX_BUDGET):
+        if budget != "auto" and not (type(budget) is int and 0 <= budget <= MAX_BUDGET):
             raise ValueError(f"budget must be 'auto' or 0 .. {MAX_BUDGET}, not {budget!r}")
 
     def _generate(
@@ -146,6 +160,8 @@ class Engine:
                     for request in active:
                         request.finish_reason = "cancelled"
                         yield self._report(request, [], "")
+                    for index, _ in waiting:
+                        yield Increment(index, finish_reason="cancelled")
                     return
                 if active:
                     yield from self._round(active, mode, budget)
@@ -168,7 +184,7 @@ class Engine:
     ) -> Request | Increment | None:
         """Give a prompt pages and prefill it; an Increment if it ends at once, None if it waits."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        error = self._refusal(ids)
+        error = refusal(ids, self.context, self.config.vocab_size)
         if error:
             return Increment(index, finish_reason="error", error=error)
         detokenizer = Detokenizer(self.tokenizer, params.stop)
@@ -196,20 +212,6 @@ class Engine:
         request.prefill_seconds = time.perf_counter() - begin
         return request
 
-    def _refusal(self, ids: list[int]) -> str | None:
-        """Why a prompt cannot be answered, in one line."""
-        if not ids:
-            return "the prompt is empty: give at least one token"
-        if len(ids) >= self.context:
-            return (
-                f"the prompt has {len(ids)} tokens; "
-                f"the context holds {self.context}, of which the answer needs at least one"
-            )
-        outside = [token for token in ids if not 0 <= token < self.config.vocab_size]
-        if outside:
-            return f"token id {outside[0]} lies outside the vocabulary of {self.config.vocab_size}"
-        return None
-
     def _prefill(
         self, ids: list[int], slot: int, with_taps: bool, cancel: threading.Event | None = None
     ) -> bool:
@@ -236,8 +238,8 @@ class Engine:
             params=[request.params for request in active],
             with_draft=mode != "ar",
         )
-        nodes, children, times = self._plan(mode, budget)
-        verbs.draft(state, self.ranks, children)
+        nodes, candidates, times = self._plan(mode, budget)
+        verbs.draft(state, self.ranks, candidates)
         verbs.build(state, self.ranks, nodes, times)
         verbs.verify(state, self.ranks)
         verbs.accept(state, self.ranks)
@@ -264,15 +266,15 @@ class Engine:
         return request.increment(tokens, text, self.ranks.ops.name, self.load_seconds, trace)
 
     def _plan(self, mode: str, budget) -> tuple[int, int, StepTimes | None]:
-        """(nodes beside the root, children of a node, step times if they are to decide)."""
+        """(nodes beside the root, candidates a position, step times if they decide)."""
         if mode == "ar":
             return 0, 0, None
         if mode == "chain":
             assert self.drafter_config is not None
             return self.drafter_config.block_size - 1, 1, None
         if budget == "auto":
-            return verbs.MAX_CHILDREN, verbs.MAX_CHILDREN, self.step_times()
-        return budget, min(budget, verbs.MAX_CHILDREN), None
+            return AUTO_BUDGET, verbs.CANDIDATES, self.step_times()
+        return budget, min(budget, verbs.CANDIDATES), None
 
     def step_times(self) -> StepTimes:
         """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""

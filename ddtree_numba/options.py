@@ -88,7 +88,7 @@ GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeli
 
 MODE_HELP = "a tree, the drafter's likeliest chain, or one token a round (default: ddtree)"
 BUDGET_HELP = (
-    "drafted nodes of a tree; auto: as many as pay, by measured step times (default: auto)"
+    "drafted nodes of a tree; auto: up to 64, as many as pay by measured step times (default: auto)"
 )
 THINKING_HELP = "reason first; the reasoning goes to standard error (default: --no-thinking)"
 SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"

@@ -1,5 +1,6 @@
 """One prompt on its way to an answer, and what the engine reports of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +60,21 @@ class Increment:
     error: str | None = None
     stats: Stats | None = None
     round: RoundTrace | None = None
+
+
+def refusal(ids: Sequence[int], context: int, vocab_size: int) -> str | None:
+    """Why these prompt ids cannot be answered, in one line; None if they can."""
+    if not ids:
+        return "the prompt is empty: give at least one token"
+    if len(ids) >= context:
+        return (
+            f"the prompt has {len(ids)} tokens; "
+            f"the context holds {context}, of which the answer needs at least one"
+        )
+    outside = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        return f"token id {outside} lies outside the vocabulary of {vocab_size}"
+    return None
 
 
 @dataclass

@@ -14,7 +14,7 @@ class SamplingParams(next_token.SamplingParams):
     |----------------|-------------------------------------------------------------------------|
     | max_new_tokens | exact limit of emitted tokens, the end-of-turn token included           |
     | seed           | of the noise, 0 .. 2^64 - 1; None draws one, which the statistics report |
-    | stop           | strings that end the answer; the text stops before them                 |
+    | stop           | strings (or one) that end the answer; the text stops before them         |
     | ignore_eos     | go on past stop tokens                                                  |
     """
 
@@ -23,15 +23,17 @@ class SamplingParams(next_token.SamplingParams):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
 
-    def validate(self) -> None:
-        """Raise ValueError, in one line, for a value out of range."""
-        super().validate()
-        if self.max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens must be 0 or more, not {self.max_new_tokens}")
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must lie in 0 .. 2^64 - 1, not {self.seed}")
-        if any(not stop for stop in self.stop):
-            raise ValueError("a stop string must not be empty")
+    def __post_init__(self) -> None:
+        """ValueError, in one line, for a value of the wrong type or out of range."""
+        super().__post_init__()
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop must be texts that are not empty, not {self.stop!r}")
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be an integer >= 0, not {self.max_new_tokens}")
+        if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed < 2**64):
+            raise ValueError(f"seed must be an integer in 0 .. 2^64 - 1, not {self.seed}")
 
     def seed_or_fresh(self) -> int:
         """The seed to use: the one asked for, or fresh entropy."""

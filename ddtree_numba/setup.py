@@ -49,18 +49,17 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
     """The options' parameters; UsageError for a value out of range."""
     from ddtree_numba.budget import MAX_BUDGET
 
-    params = SamplingParams(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        max_new_tokens=options.max_new_tokens,
-        seed=options.seed,
-        stop=options.stop,
-        ignore_eos=options.ignore_eos,
-    )
     try:
-        params.validate()
+        params = SamplingParams(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            max_new_tokens=options.max_new_tokens,
+            seed=options.seed,
+            stop=options.stop,
+            ignore_eos=options.ignore_eos,
+        )
     except ValueError as error:
         raise UsageError(str(error)) from None
     if options.budget != "auto" and options.budget > MAX_BUDGET:

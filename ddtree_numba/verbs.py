@@ -15,7 +15,7 @@ from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.tree_accept import Accept
 from ddtree_numba.spec.tree_build import Tree
 
-MAX_CHILDREN = 64  # ranks of a position that a tree may use
+CANDIDATES = 64  # ranked tokens of a position that a tree may use
 
 
 @dataclass
@@ -68,15 +68,17 @@ class Round:
         )
 
 
-def draft(state: Round, ranks: Ranks, children: int) -> None:
-    """Propose `children` candidates for each of the next positions; none where no node has room."""
+def draft(state: Round, ranks: Ranks, candidates: int) -> None:
+    """Propose `candidates` tokens for each of the next positions; none where no node has room."""
     requests = len(state.roots)
-    if not state.with_draft or not children or not state.room.max():
+    if not state.with_draft or not candidates or not state.room.max():
         state.token_ids = np.empty((requests, 0, 0), np.int32)
         state.log_probs = np.empty((requests, 0, 0), np.float32)
         return
     logits = ranks.draft(state.roots, state.starts, state.page_table)
-    state.token_ids, state.log_probs = ranks.ops.draft_topk(logits, min(children, logits.shape[-1]))
+    state.token_ids, state.log_probs = ranks.ops.draft_topk(
+        logits, min(candidates, logits.shape[-1])
+    )
 
 
 def build(state: Round, ranks: Ranks, budget: int, times: StepTimes | None) -> None:
@@ -89,14 +91,7 @@ def build(state: Round, ranks: Ranks, budget: int, times: StepTimes | None) -> N
     if times is not None:
         rows = zip(tree.scores, sizes, strict=True)
         sizes = np.array([best_size(score, int(size), times) for score, size in rows], np.int32)
-    width = int(sizes.max())  # a prefix of a best-first tree is the smaller tree
-    state.tree = Tree(
-        tree.tokens[:, :width],
-        tree.parents[:, :width],
-        tree.depths[:, :width],
-        tree.scores[:, :width],
-        sizes,
-    )
+    state.tree = tree.prefix(sizes)
 
 
 def verify(state: Round, ranks: Ranks) -> None:

@@ -3,8 +3,9 @@
 import numpy as np
 
 from ddtree_numba.model.config import DrafterConfig, ModelConfig
+from ddtree_numba.spec.tree_attention import CHUNK
 
-PAGE = 64  # positions in a page
+PAGE = CHUNK  # positions in a page: attention reads a page a step
 
 
 def pages_for(positions: int) -> int:

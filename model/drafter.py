@@ -9,7 +9,7 @@ from ddtree_numba.model.backend import NumpyBackend
 from ddtree_numba.model.cache import Cache
 from ddtree_numba.model.comm import Comm
 from ddtree_numba.model.config import DrafterConfig
-from ddtree_numba.model.weights import DrafterWeights, DraftLayerWeights
+from ddtree_numba.model.weights import DenseMlp, DrafterWeights, DraftLayerWeights
 from ddtree_numba.spec.rope import yarn_frequencies
 
 
@@ -56,20 +56,19 @@ class Drafter:
     ) -> np.ndarray:
         """Embedded block [R,B,H], row i at position starts + i -> normed hidden [R,B-1,H].
 
-        Row i predicts the token at its own position; row 0 holds the anchor, which is known.
+        Row i predicts the token at its own position; row 0 holds the root, which is known.
         """
         ops, c = self.ops, self.config
         requests, rows, width = block.shape
         positions = (starts[:, None] + np.arange(rows)).reshape(-1)
+        layers = self.weights.layers
+        next_norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
         x = block.reshape(-1, width)
-        h = ops.rms_norm(x, self.weights.layers[0].input_norm, c.rms_norm_eps)
-        for index, layer in enumerate(self.weights.layers):
-            mixed = self.attention(layer, index, h, positions, starts, page_table, cache)
-            h, x = ops.rms_norm(x, layer.post_norm, c.rms_norm_eps, residual=mixed)
-            mixed = ops.linear(ops.swiglu(ops.linear(h, layer.mlp.gate_up)), layer.mlp.down)
-            last = index + 1 == len(self.weights.layers)
-            norm = self.weights.norm if last else self.weights.layers[index + 1].input_norm
-            h, x = ops.rms_norm(x, norm, c.rms_norm_eps, residual=self.comm.all_reduce(mixed))
+        h = ops.rms_norm(x, layers[0].input_norm, c.rms_norm_eps)
+        for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            attention = self.attention(layer, index, h, positions, starts, page_table, cache)
+            h, x = ops.rms_norm(x, layer.post_norm, c.rms_norm_eps, residual=attention)
+            h, x = ops.rms_norm(x, next_norm, c.rms_norm_eps, residual=self.mlp(layer.mlp, h))
         return h.reshape(requests, rows, width)[:, 1:]
 
     def attention(
@@ -103,6 +102,12 @@ class Drafter:
             window=window,
         )
         return self.comm.all_reduce(ops.linear(out.reshape(len(h), -1), layer.o))
+
+    def mlp(self, mlp: DenseMlp, h: np.ndarray) -> np.ndarray:
+        """SwiGLU, summed over the ranks."""
+        ops = self.ops
+        part = ops.linear(ops.swiglu(ops.linear(h, mlp.gate_up)), mlp.down)
+        return self.comm.all_reduce(part)
 
     def _keys_values(
         self, layer: DraftLayerWeights, key_value: np.ndarray, positions: np.ndarray

@@ -46,19 +46,20 @@ class Target:
         A tap is the residual stream after a layer, before any norm.
         """
         norm, eps = self.ops.rms_norm, self.config.rms_norm_eps
+        layers = self.weights.layers
+        next_norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
+        taps: dict[int, np.ndarray] = {}
         x = self.embed(batch.tokens.reshape(-1))  # [T,H]
-        stream = []  # the residual stream after each layer
-        h = norm(x, self.weights.layers[0].input_norm, eps)
-        for index, layer in enumerate(self.weights.layers):
-            mixed = self.attention(layer, h, batch, cache, index)
-            h, x = norm(x, layer.post_norm, eps, residual=mixed)
-            mixed = self.mlp(layer.mlp, h)
-            last = index + 1 == len(self.weights.layers)
-            next_norm = self.weights.norm if last else self.weights.layers[index + 1].input_norm
-            h, x = norm(x, next_norm, eps, residual=mixed)
-            stream.append(x)
-        taps = [stream[index] for index in tap_layers]
-        return h, self.ops.concatenate(taps) if taps else x[:, :0]
+        h = norm(x, layers[0].input_norm, eps)
+        for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            attention = self.attention(layer, h, batch, cache, index)
+            h, x = norm(x, layer.post_norm, eps, residual=attention)
+            h, x = norm(x, next_norm, eps, residual=self.mlp(layer.mlp, h))
+            if index in tap_layers:
+                taps[index] = x
+        if not tap_layers:
+            return h, x[:, :0]
+        return h, self.ops.concatenate([taps[index] for index in tap_layers])
 
     def attention(
         self, layer: LayerWeights, h: np.ndarray, batch: VerifyInput, cache: Cache, index: int

@@ -49,7 +49,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def validate(self) -> None:
+    def __post_init__(self) -> None:
         """ValueError, one line, for the first value that means nothing; top_k above V means off."""
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature must be a finite number >= 0, not {self.temperature}")
@@ -65,7 +65,6 @@ def next_token(
     logits: np.ndarray, positions: np.ndarray, seeds: np.ndarray, params: SamplingParams
 ) -> np.ndarray:
     """The next token of each row; see the top of this file."""
-    params.validate()
     logits = widen(logits)
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ValueError(f"logits must be [rows, vocabulary], not {logits.shape}")

@@ -47,6 +47,12 @@ class Tree:
     scores: np.ndarray
     sizes: np.ndarray
 
+    def prefix(self, sizes: np.ndarray) -> "Tree":
+        """The first sizes[r] nodes of each request: the tree of a smaller budget."""
+        rows = (self.tokens, self.parents, self.depths, self.scores)
+        width = int(sizes.max(initial=0))
+        return Tree(*(array[:, :width] for array in rows), sizes)
+
 
 def tree_build(
     root_tokens: np.ndarray,

@@ -143,3 +143,51 @@ def test_c07_cancel_stops_a_long_prefill_between_chunks():
     (only,) = engine.generate([[30] * 1500], params, "chain", cancel=cancel)
     assert (only.finish_reason, only.token_ids, chunks) == ("cancelled", [], [256])
     assert engine.pages.free_pages == free
+
+
+def test_cancel_gives_waiting_prompts_an_end_too():
+    cancel = threading.Event()
+    engine = scripted_engine(count_up, right, max_batch=2)
+    ends = {}
+    for one in engine.generate([[30]] * 5, SamplingParams(max_new_tokens=99), cancel=cancel):
+        cancel.set()
+        if one.finish_reason:
+            ends[one.index] = one.finish_reason
+    assert ends == dict.fromkeys(range(5), "cancelled")
+
+
+def test_arguments_that_mean_something_else_are_refused():
+    engine = scripted_engine(count_up, right)
+    for prompts in ("abc", [5, 6]):
+        with pytest.raises(TypeError, match="prompts must be a list"):
+            engine.generate(prompts, SamplingParams())
+    with pytest.raises(ValueError, match="1 sampling parameters for 2 prompts"):
+        engine.generate([[30], [31]], [SamplingParams()])
+    with pytest.raises(ValueError, match="budget must be"):
+        engine.generate([[30]], SamplingParams(), budget=True)
+    with pytest.raises(ValueError, match="max_batch must be at least 1"):
+        scripted_engine(count_up, right, max_batch=0)
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        engine.logits([30], [999], [0])
+    with pytest.raises(ValueError, match="2 tokens but 1 parents"):
+        engine.logits([30], [31, 32], [0])
+
+
+@pytest.mark.parametrize(
+    "wrong_value",
+    [
+        {"max_new_tokens": 2.5},
+        {"max_new_tokens": -1},
+        {"seed": 1.5},
+        {"seed": 2**64},
+        {"stop": ("",)},
+        {"temperature": -1.0},
+    ],
+)
+def test_unusable_sampling_parameters_cannot_be_made(wrong_value: dict):
+    with pytest.raises(ValueError, match=next(iter(wrong_value))):
+        SamplingParams(**wrong_value)
+
+
+def test_one_stop_string_need_not_be_a_list():
+    assert SamplingParams(stop="\n\n").stop == ("\n\n",)

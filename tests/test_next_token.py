@@ -117,7 +117,7 @@ def test_s19_top_k_cuts_ties_by_id():
 )
 def test_s19_parameters_out_of_range_are_refused_by_name(values, name):
     with pytest.raises(ValueError, match=f"^{name} must") as error:
-        SamplingParams(**values).validate()
+        SamplingParams(**values)
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=f"^{name} must"):
         draw([[1, 2]], SamplingParams(**values))
@@ -126,7 +126,7 @@ def test_s19_parameters_out_of_range_are_refused_by_name(values, name):
 @pytest.mark.parametrize("temperature", [0, 1e-8, 1, 1e300])
 @pytest.mark.parametrize("limits", [dict(), dict(top_k=0, top_p=1, min_p=0), dict(min_p=1)])
 def test_s19_the_ends_of_the_ranges_are_allowed(temperature, limits):
-    SamplingParams(temperature, **limits).validate()
+    SamplingParams(temperature, **limits)
 
 
 def test_top_p_of_one_and_min_p_of_zero_change_nothing():
