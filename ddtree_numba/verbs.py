@@ -76,9 +76,7 @@ def draft(state: Round, ranks: Ranks, candidates: int) -> None:
         state.log_probs = np.empty((requests, 0, 0), np.float32)
         return
     logits = ranks.draft(state.roots, state.starts, state.page_table)
-    state.token_ids, state.log_probs = ranks.ops.draft_topk(
-        logits, min(candidates, logits.shape[-1])
-    )
+    state.token_ids, state.log_probs = ranks.ops.draft_topk(logits, candidates)
 
 
 def build(state: Round, ranks: Ranks, budget: int, times: StepTimes | None) -> None:

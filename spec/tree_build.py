@@ -49,9 +49,14 @@ class Tree:
 
     def prefix(self, sizes: np.ndarray) -> "Tree":
         """The first sizes[r] nodes of each request: the tree of a smaller budget."""
-        rows = (self.tokens, self.parents, self.depths, self.scores)
         width = int(sizes.max(initial=0))
-        return Tree(*(array[:, :width] for array in rows), sizes)
+        return Tree(
+            tokens=self.tokens[:, :width],
+            parents=self.parents[:, :width],
+            depths=self.depths[:, :width],
+            scores=self.scores[:, :width],
+            sizes=sizes,
+        )
 
 
 def tree_build(
