@@ -20,6 +20,13 @@ from ddtree_numba.spec.numerics import BF16, Cost, widen
 
 TOLERANCE = dict(rtol=2**-7, atol=2e-3)  # another order of the sum
 
+
+def absorb(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    if weight.ndim != 3 or x.shape[-2:] != weight.shape[:2]:
+        raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
+    return np.matmul(widen(x)[..., None, :], widen(weight))[..., 0, :].astype(x.dtype, copy=False)
+
+
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, h=8, a=32, b=64),
     "no_row": dict(T=0, h=8, a=32, b=64),
@@ -30,12 +37,6 @@ CASES: dict[str, dict] = {
     "k26": dict(T=17, h=8, a=128, b=512),
     "k26_outputs": dict(T=17, h=8, a=512, b=128),
 }
-
-
-def absorb(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    if weight.ndim != 3 or x.shape[-2:] != weight.shape[:2]:
-        raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
-    return np.matmul(widen(x)[..., None, :], widen(weight))[..., 0, :].astype(x.dtype, copy=False)
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

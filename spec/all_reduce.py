@@ -15,15 +15,6 @@ from ddtree_numba.spec.numerics import BF16, Cost, widen
 
 TOLERANCE = 0  # float32 additions in a given order
 
-CASES: dict[str, dict] = {
-    "one_rank": dict(ranks=1, T=3, H=192),
-    "two_ranks": dict(ranks=2, T=1, H=192),
-    "no_row": dict(ranks=8, T=0, H=192),
-    "odd": dict(ranks=3, T=5, H=7),
-    "eight_ranks": dict(ranks=8, T=17, H=192),
-    "k26": dict(ranks=8, T=17, H=7168),
-}
-
 
 def all_reduce(partials: np.ndarray) -> np.ndarray:
     if not len(partials):
@@ -32,6 +23,16 @@ def all_reduce(partials: np.ndarray) -> np.ndarray:
     for partial in partials[1:]:
         total += widen(partial)
     return total.astype(partials.dtype, copy=False)
+
+
+CASES: dict[str, dict] = {
+    "one_rank": dict(ranks=1, T=3, H=192),
+    "two_ranks": dict(ranks=2, T=1, H=192),
+    "no_row": dict(ranks=8, T=0, H=192),
+    "odd": dict(ranks=3, T=5, H=7),
+    "eight_ranks": dict(ranks=8, T=17, H=192),
+    "k26": dict(ranks=8, T=17, H=7168),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

@@ -34,19 +34,6 @@ from ddtree_numba.spec.tree_attention import (
 
 TOLERANCE = dict(rtol=2**-6, atol=2e-3)  # another exp, another order, another top to round at
 
-CASES: dict[str, dict] = {
-    "no_context": dict(lengths=[0], B=8, hq=4, hkv=2, d=16),
-    "tiny": dict(lengths=[500], B=8, hq=16, hkv=8, d=32),
-    "page_edges": dict(lengths=[1, 56, 63, 64, 65, 128], B=8, hq=4, hkv=2, d=16),
-    "split_edges": dict(lengths=[508, 512], B=8, hq=2, hkv=1, d=16),
-    "causal": dict(lengths=[60, 0], B=8, hq=4, hkv=4, d=16, causal=True),
-    "window": dict(lengths=[300, 5], B=8, hq=4, hkv=2, d=16, window=128),
-    "causal_window": dict(lengths=[300, 5], B=8, hq=4, hkv=2, d=16, causal=True, window=64),
-    "narrow_window": dict(lengths=[300], B=16, hq=4, hkv=2, d=16, window=3),
-    "k26": dict(lengths=[8192], B=8, hq=8, hkv=1, d=128),
-    "k26_window": dict(lengths=[8192], B=8, hq=8, hkv=1, d=128, window=4096),
-}
-
 
 def draft_attention(
     q: np.ndarray,
@@ -106,6 +93,20 @@ def _chunk(block, pages, table, length, first, oldest) -> np.ndarray:
     own = block[max(first - length, 0) : max(first - length, 0) + CHUNK - here]
     rows[here : here + len(own)] = own
     return rows
+
+
+CASES: dict[str, dict] = {
+    "no_context": dict(lengths=[0], B=8, hq=4, hkv=2, d=16),
+    "tiny": dict(lengths=[500], B=8, hq=16, hkv=8, d=32),
+    "page_edges": dict(lengths=[1, 56, 63, 64, 65, 128], B=8, hq=4, hkv=2, d=16),
+    "split_edges": dict(lengths=[508, 512], B=8, hq=2, hkv=1, d=16),
+    "causal": dict(lengths=[60, 0], B=8, hq=4, hkv=4, d=16, causal=True),
+    "window": dict(lengths=[300, 5], B=8, hq=4, hkv=2, d=16, window=128),
+    "causal_window": dict(lengths=[300, 5], B=8, hq=4, hkv=2, d=16, causal=True, window=64),
+    "narrow_window": dict(lengths=[300], B=16, hq=4, hkv=2, d=16, window=3),
+    "k26": dict(lengths=[8192], B=8, hq=8, hkv=1, d=128),
+    "k26_window": dict(lengths=[8192], B=8, hq=8, hkv=1, d=128, window=4096),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

@@ -67,4 +67,5 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
 def cost(case: dict) -> Cost:
     """Logits read once; about 20 operations a logit for exp and the sum."""
     rows, vocabulary = case["requests"] * case["depths"], case["vocabulary"]
-    return Cost(rows * (4 * vocabulary + 8 * case["k"]), 20 * rows * vocabulary)
+    moved = rows * (4 * vocabulary + 8 * case["k"])
+    return Cost(bytes=moved, flops=20 * rows * vocabulary)

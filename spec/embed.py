@@ -17,15 +17,6 @@ from ddtree_numba.spec.numerics import BF16, Cost
 
 TOLERANCE = 0
 
-CASES: dict[str, dict] = {
-    "one_row": dict(T=1, V=32, H=16),
-    "no_row": dict(T=0, V=32, H=16),
-    "second_shard": dict(T=17, V=32, H=16, first_row=32, vocabulary=64),
-    "odd_width": dict(T=5, V=7, H=9),
-    "tiny": dict(T=17, V=2048, H=192),
-    "k26": dict(T=17, V=20480, H=7168, first_row=20480, vocabulary=163840),
-}
-
 
 def embed(
     token_ids: np.ndarray, table: np.ndarray, first_row: int = 0, dtype: np.dtype | None = None
@@ -35,6 +26,16 @@ def embed(
     out = np.zeros((len(rows), table.shape[1]), dtype or table.dtype)
     out[held] = table[rows[held]].astype(out.dtype, copy=False)
     return out
+
+
+CASES: dict[str, dict] = {
+    "one_row": dict(T=1, V=32, H=16),
+    "no_row": dict(T=0, V=32, H=16),
+    "second_shard": dict(T=17, V=32, H=16, first_row=32, vocabulary=64),
+    "odd_width": dict(T=5, V=7, H=9),
+    "tiny": dict(T=17, V=2048, H=192),
+    "k26": dict(T=17, V=20480, H=7168, first_row=20480, vocabulary=163840),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

@@ -18,13 +18,6 @@ from ddtree_numba.spec.numerics import BF16, Cost
 
 TOLERANCE = 0
 
-CASES: dict[str, dict] = {
-    "root_only": dict(R=1, N=1, D=64, P=16),
-    "two_requests": dict(R=2, N=17, D=64, P=16),
-    "odd": dict(R=3, N=5, D=7, P=3),
-    "k26": dict(R=1, N=17, D=512, P=64),
-}
-
 
 def kv_append(latent: np.ndarray, k_rope: np.ndarray, scratch: np.ndarray) -> np.ndarray:
     width = latent.shape[-1] + k_rope.shape[-1]
@@ -39,6 +32,14 @@ def kv_append(latent: np.ndarray, k_rope: np.ndarray, scratch: np.ndarray) -> np
     scratch[..., : latent.shape[-1]] = latent
     scratch[..., latent.shape[-1] :] = k_rope
     return scratch
+
+
+CASES: dict[str, dict] = {
+    "root_only": dict(R=1, N=1, D=64, P=16),
+    "two_requests": dict(R=2, N=17, D=64, P=16),
+    "odd": dict(R=3, N=5, D=7, P=3),
+    "k26": dict(R=1, N=17, D=512, P=64),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

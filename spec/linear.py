@@ -17,6 +17,13 @@ from ddtree_numba.spec.numerics import BF16, Cost, matvec
 
 TOLERANCE = dict(rtol=2**-7, atol=2e-3)  # another order of the sum
 
+
+def linear(x: np.ndarray, weight: np.ndarray, out_dtype: np.dtype | None = None) -> np.ndarray:
+    if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
+    return matvec(x, weight).astype(out_dtype or x.dtype, copy=False)
+
+
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, N=192, K=256),
     "no_row": dict(T=0, N=192, K=256),
@@ -34,12 +41,6 @@ CASES: dict[str, dict] = {
     "k26_logits": dict(T=17, N=20480, K=7168, out_dtype=np.float32),
     "k26_draft_fc": dict(T=8, N=7168, K=43008),
 }
-
-
-def linear(x: np.ndarray, weight: np.ndarray, out_dtype: np.dtype | None = None) -> np.ndarray:
-    if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
-    return matvec(x, weight).astype(out_dtype or x.dtype, copy=False)
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

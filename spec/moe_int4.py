@@ -25,19 +25,6 @@ from ddtree_numba.spec.swiglu import swiglu
 
 TOLERANCE = dict(rtol=2**-6, atol=4e-3)  # another order of the sums; h may round the other way
 
-CASES: dict[str, dict] = {
-    "one_row": dict(T=1, k=2, E=4, H=64, I=32),
-    "no_row": dict(T=0, k=2, E=4, H=64, I=32),
-    "all_to_one": dict(T=65, k=1, E=4, H=64, I=32, experts=[0]),
-    "all_to_the_last": dict(T=33, k=1, E=5, H=64, I=32, experts=[4]),
-    "lopsided": dict(T=65, k=1, E=3, H=64, I=32, experts=[1] + 64 * [2]),
-    "mostly_empty": dict(T=4, k=2, E=384, H=32, I=32),
-    "padding": dict(T=9, k=3, E=5, H=64, I=32, padding=True),
-    "base": dict(T=9, k=3, E=5, H=64, I=32, base=True),
-    "tiny": dict(T=17, k=4, E=12, H=192, I=256, base=True),
-    "k26": dict(T=17, k=8, E=384, H=7168, I=256, base=True),
-}
-
 
 def moe_int4(
     x: np.ndarray,
@@ -73,10 +60,18 @@ def _check(x, experts, weights, gate_up, down, base) -> None:
         raise ValueError(f"expert {experts.max()} of {len(gate_up.packed)}")
 
 
-def random_int4(count: int, rows: int, columns: int, rng: np.random.Generator) -> Int4Matrix:
-    values = rng.integers(-8, 8, (count, rows, columns)).astype(np.int8)
-    scale = rng.uniform(0.5, 1.5, (count, rows, columns // 32)) / (4.6 * np.sqrt(columns))
-    return Int4Matrix(pack_int4(values), scale.astype(BF16), (rows, columns))
+CASES: dict[str, dict] = {
+    "one_row": dict(T=1, k=2, E=4, H=64, I=32),
+    "no_row": dict(T=0, k=2, E=4, H=64, I=32),
+    "all_to_one": dict(T=65, k=1, E=4, H=64, I=32, experts=[0]),
+    "all_to_the_last": dict(T=33, k=1, E=5, H=64, I=32, experts=[4]),
+    "lopsided": dict(T=65, k=1, E=3, H=64, I=32, experts=[1] + 64 * [2]),
+    "mostly_empty": dict(T=4, k=2, E=384, H=32, I=32),
+    "padding": dict(T=9, k=3, E=5, H=64, I=32, padding=True),
+    "base": dict(T=9, k=3, E=5, H=64, I=32, base=True),
+    "tiny": dict(T=17, k=4, E=12, H=192, I=256, base=True),
+    "k26": dict(T=17, k=8, E=384, H=7168, I=256, base=True),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:
@@ -96,6 +91,12 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
         down=random_int4(count, width, inner, rng),
         base=rng.standard_normal((rows, width)).astype(BF16) if case.get("base") else None,
     )
+
+
+def random_int4(count: int, rows: int, columns: int, rng: np.random.Generator) -> Int4Matrix:
+    values = rng.integers(-8, 8, (count, rows, columns)).astype(np.int8)
+    scale = rng.uniform(0.5, 1.5, (count, rows, columns // 32)) / (4.6 * np.sqrt(columns))
+    return Int4Matrix(pack_int4(values), scale.astype(BF16), (rows, columns))
 
 
 def cost(case: dict) -> Cost:

@@ -34,10 +34,10 @@ import numpy as np
 from ddtree_numba.spec.noise import exponential, random_words
 from ddtree_numba.spec.numerics import F32, Cost, exp32, largest, log32, mass, widen
 
+TOLERANCE = 0
 GREEDY_BELOW = 1e-5  # temperatures that mean argmax
 TOP_P_SLACK = 2.0**-20  # masses carry float32 errors: .6 + .3 has to reach a top_p of .9
 LARGEST = np.finfo(F32).max
-TOLERANCE = 0
 
 
 @dataclass(frozen=True)
@@ -153,4 +153,5 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
 def cost(case: dict) -> Cost:
     """Logits read once; about 150 operations a token when a race is drawn."""
     tokens = case["rows"] * case["vocabulary"]
-    return Cost(4 * tokens + 20 * case["rows"], tokens * (150 if case.get("temperature") else 1))
+    each = 150 if case.get("temperature") else 1
+    return Cost(bytes=4 * tokens + 20 * case["rows"], flops=each * tokens)

@@ -23,18 +23,6 @@ from ddtree_numba.spec.numerics import BF16, Cost, widen
 
 TOLERANCE = dict(rtol=2**-7, atol=1e-6)  # another order of the sum: a step of bfloat16
 
-CASES: dict[str, dict] = {
-    "one_row": dict(T=1, D=192),
-    "no_row": dict(T=0, D=192),
-    "odd_width": dict(T=5, D=33),
-    "one_column": dict(T=3, D=1),
-    "latent": dict(T=17, D=64),
-    "residual": dict(T=17, D=192, residual=True),
-    "k26": dict(T=17, D=7168, residual=True),
-    "k26_q_a": dict(T=17, D=1536),
-    "k26_kv_a": dict(T=17, D=512),
-}
-
 
 @overload
 def rms_norm(
@@ -62,6 +50,19 @@ def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     mean = np.sum(wide * wide, axis=-1, keepdims=True) / np.float32(x.shape[-1])
     scale = np.float32(1) / np.sqrt(mean + np.float32(eps))
     return (wide * scale * widen(weight)).astype(x.dtype)
+
+
+CASES: dict[str, dict] = {
+    "one_row": dict(T=1, D=192),
+    "no_row": dict(T=0, D=192),
+    "odd_width": dict(T=5, D=33),
+    "one_column": dict(T=3, D=1),
+    "latent": dict(T=17, D=64),
+    "residual": dict(T=17, D=192, residual=True),
+    "k26": dict(T=17, D=7168, residual=True),
+    "k26_q_a": dict(T=17, D=1536),
+    "k26_kv_a": dict(T=17, D=512),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

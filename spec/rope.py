@@ -34,18 +34,6 @@ from ddtree_numba.spec.numerics import BF16, F32, Cost, widen
 
 TOLERANCE = dict(rtol=2**-7, atol=2**-8)  # another sine; a difference of two products may cancel
 
-CASES: dict[str, dict] = {
-    "one_row": dict(T=1, heads=(), d=16),
-    "no_row": dict(T=0, heads=(8,), d=16),
-    "heads": dict(T=17, heads=(8,), d=16),
-    "half_split": dict(T=17, heads=(8,), d=32, interleaved=False),
-    "amplitude": dict(T=3, heads=(2,), d=8, interleaved=False, amplitude=1.4158883083359672),
-    "far": dict(T=5, heads=(8,), d=64, first=262139),
-    "k26": dict(T=17, heads=(8,), d=64),
-    "k26_key": dict(T=17, heads=(), d=64),
-    "k26_draft": dict(T=8, heads=(8,), d=128, interleaved=False),
-}
-
 
 def rope(
     x: np.ndarray,
@@ -111,6 +99,19 @@ def _mscale(scaling: dict, key: str) -> float:
     if factor <= 1:
         return 1.0
     return 0.1 * scaling.get(key, 1.0 if key == "mscale" else 0.0) * math.log(factor) + 1
+
+
+CASES: dict[str, dict] = {
+    "one_row": dict(T=1, heads=(), d=16),
+    "no_row": dict(T=0, heads=(8,), d=16),
+    "heads": dict(T=17, heads=(8,), d=16),
+    "half_split": dict(T=17, heads=(8,), d=32, interleaved=False),
+    "amplitude": dict(T=3, heads=(2,), d=8, interleaved=False, amplitude=1.4158883083359672),
+    "far": dict(T=5, heads=(8,), d=64, first=262139),
+    "k26": dict(T=17, heads=(8,), d=64),
+    "k26_key": dict(T=17, heads=(), d=64),
+    "k26_draft": dict(T=8, heads=(8,), d=128, interleaved=False),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

@@ -22,16 +22,6 @@ from ddtree_numba.spec.numerics import BF16, Cost, matvec
 
 TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # weights; experts are exact but for near-ties
 
-CASES: dict[str, dict] = {
-    "one_expert": dict(T=1, H=32, E=1, k=1),
-    "no_row": dict(T=0, H=32, E=8, k=2),
-    "all_experts": dict(T=5, H=32, E=8, k=8),
-    "odd": dict(T=3, H=33, E=33, k=5),
-    "past_the_block": dict(T=65, H=32, E=385, k=8),
-    "tiny": dict(T=17, H=192, E=12, k=4),
-    "k26": dict(T=17, H=7168, E=384, k=8),
-}
-
 
 def router(
     h: np.ndarray, gate: np.ndarray, bias: np.ndarray, k: int, scaling: float
@@ -50,6 +40,17 @@ def router(
     total = np.cumsum(picked, axis=-1)[..., -1:]  # cumsum adds in order, sum does not promise it
     weights = picked / (total + np.float32(1e-20)) * np.float32(scaling)
     return experts.astype(np.int32), weights
+
+
+CASES: dict[str, dict] = {
+    "one_expert": dict(T=1, H=32, E=1, k=1),
+    "no_row": dict(T=0, H=32, E=8, k=2),
+    "all_experts": dict(T=5, H=32, E=8, k=8),
+    "odd": dict(T=3, H=33, E=33, k=5),
+    "past_the_block": dict(T=65, H=32, E=385, k=8),
+    "tiny": dict(T=17, H=192, E=12, k=4),
+    "k26": dict(T=17, H=7168, E=384, k=8),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

@@ -15,15 +15,6 @@ from ddtree_numba.spec.numerics import BF16, Cost, widen
 
 TOLERANCE = dict(rtol=2**-7, atol=1e-6)  # another exp: a step of bfloat16
 
-CASES: dict[str, dict] = {
-    "one_row": dict(T=1, I=256),
-    "no_row": dict(T=0, I=256),
-    "odd": dict(T=3, I=7),
-    "large_values": dict(T=5, I=64, amplitude=200.0),
-    "k26": dict(T=17, I=2304),
-    "k26_shared": dict(T=17, I=256),
-}
-
 
 def swiglu(gate_up: np.ndarray) -> np.ndarray:
     if gate_up.shape[-1] % 2:
@@ -33,6 +24,16 @@ def swiglu(gate_up: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, -0
         activated = gate / (np.float32(1) + np.exp(-gate))
     return (activated * widen(gate_up[..., half:])).astype(gate_up.dtype, copy=False)
+
+
+CASES: dict[str, dict] = {
+    "one_row": dict(T=1, I=256),
+    "no_row": dict(T=0, I=256),
+    "odd": dict(T=3, I=7),
+    "large_values": dict(T=5, I=64, amplitude=200.0),
+    "k26": dict(T=17, I=2304),
+    "k26_shared": dict(T=17, I=256),
+}
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:

@@ -101,4 +101,4 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
 
 def cost(case: dict) -> Cost:
     """Tokens, parents and targets read once; paths are at most as long as the tree."""
-    return Cost(len(case["sizes"]) * (12 * case["nodes"] + 12), 0)
+    return Cost(bytes=len(case["sizes"]) * (12 * case["nodes"] + 12), flops=0)

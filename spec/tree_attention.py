@@ -41,61 +41,6 @@ NEAR, NEAR_SPLIT, FAR_SPLIT = 16384, 512, 2048  # split length below and from po
 BLOCK = 64  # nodes that go through the chunks together; no result depends on it
 LOWEST = F32.type(-3e38)  # a maximum over nothing: finite, so that exp(LOWEST - LOWEST) is no NaN
 
-CASES: dict[str, dict] = {
-    "root_only": dict(starts=[0], sizes=[1], N=1, h=8, W=80, latent=64),
-    "one_row": dict(starts=[500], sizes=[1], N=1, h=8, W=80, latent=64),
-    "tiny": dict(starts=[500], sizes=[17], N=17, h=8, W=80, latent=64),
-    "one_head": dict(starts=[70], sizes=[9], N=9, h=1, W=80, latent=64),
-    "padding": dict(starts=[9, 3, 0, 0], sizes=[8, 3, 1, 0], N=8, h=2, W=24, latent=16),
-    "page_edges": dict(
-        starts=[0, 1, 63, 64, 65, 127, 128],
-        sizes=[17, 2, 1, 17, 1, 2, 17],
-        N=17,
-        h=2,
-        W=24,
-        latent=16,
-    ),
-    "split_edges": dict(starts=[505, 512, 1020], sizes=[17, 17, 17], N=17, h=2, W=24, latent=16),
-    "past_64_nodes": dict(starts=[100, 7], sizes=[129, 65], N=129, h=2, W=24, latent=16),
-    "chain": dict(starts=[0], sizes=[256], N=256, h=2, W=24, latent=16, chain=True),
-    "k26": dict(starts=[8192], sizes=[17], N=17, h=8, W=576, latent=512),
-    "k26_long": dict(starts=[131072], sizes=[17], N=17, h=8, W=576, latent=512),
-}
-
-
-class RunningSoftmax:
-    """Softmax-weighted sum of values, for every row and head, chunk after chunk."""
-
-    def __init__(self, rows: tuple[int, ...], width: int):
-        self.top = np.full(rows, LOWEST, F32)  # greatest score so far
-        self.total = np.zeros(rows, F32)  # sum of exp(score - top)
-        self.acc = np.zeros((*rows, width), F32)  # sum of round(exp(score - top)) * value
-
-    def add(self, rows, scores: np.ndarray, values: np.ndarray, dtype: np.dtype) -> None:
-        """One chunk: scores [rows, heads, CHUNK]; values broadcast to [rows, CHUNK, width]."""
-        top = np.maximum(self.top[rows], scores.max(-1))
-        decay = np.exp(self.top[rows] - top)
-        weight = np.exp(scores - top[..., None])
-        self.total[rows] = self.total[rows] * decay + weight.sum(-1)
-        rounded = widen(weight.astype(dtype, copy=False))
-        self.acc[rows] = self.acc[rows] * decay[..., None] + np.matmul(rounded, values)
-        self.top[rows] = top
-
-
-def merge(splits: list[RunningSoftmax]) -> np.ndarray:
-    """float32: the splits' sums, added in position order."""
-    top = np.maximum.reduce([split.top for split in splits])
-    acc, total = np.zeros_like(splits[0].acc), np.zeros_like(top)
-    for split in splits:
-        weight = np.exp(split.top - top)
-        acc += split.acc * weight[..., None]
-        total += split.total * weight
-    return acc / total[..., None]
-
-
-def starts_split(position: int) -> bool:
-    return position % (NEAR_SPLIT if position < NEAR else FAR_SPLIT) == 0
-
 
 def tree_attention(
     q: np.ndarray,
@@ -149,6 +94,82 @@ def _attend(q, pages, scratch, table, start, paths, scale, latent) -> np.ndarray
     return merge(splits)
 
 
+class RunningSoftmax:
+    """Softmax-weighted sum of values, for every row and head, chunk after chunk."""
+
+    def __init__(self, rows: tuple[int, ...], width: int):
+        self.top = np.full(rows, LOWEST, F32)  # greatest score so far
+        self.total = np.zeros(rows, F32)  # sum of exp(score - top)
+        self.acc = np.zeros((*rows, width), F32)  # sum of round(exp(score - top)) * value
+
+    def add(self, rows, scores: np.ndarray, values: np.ndarray, dtype: np.dtype) -> None:
+        """One chunk: scores [rows, heads, CHUNK]; values broadcast to [rows, CHUNK, width]."""
+        top = np.maximum(self.top[rows], scores.max(-1))
+        decay = np.exp(self.top[rows] - top)
+        weight = np.exp(scores - top[..., None])
+        self.total[rows] = self.total[rows] * decay + weight.sum(-1)
+        rounded = widen(weight.astype(dtype, copy=False))
+        self.acc[rows] = self.acc[rows] * decay[..., None] + np.matmul(rounded, values)
+        self.top[rows] = top
+
+
+def merge(splits: list[RunningSoftmax]) -> np.ndarray:
+    """float32: the splits' sums, added in position order."""
+    top = np.maximum.reduce([split.top for split in splits])
+    acc, total = np.zeros_like(splits[0].acc), np.zeros_like(top)
+    for split in splits:
+        weight = np.exp(split.top - top)
+        acc += split.acc * weight[..., None]
+        total += split.total * weight
+    return acc / total[..., None]
+
+
+def starts_split(position: int) -> bool:
+    return position % (NEAR_SPLIT if position < NEAR else FAR_SPLIT) == 0
+
+
+CASES: dict[str, dict] = {
+    "root_only": dict(starts=[0], sizes=[1], N=1, h=8, W=80, latent=64),
+    "one_row": dict(starts=[500], sizes=[1], N=1, h=8, W=80, latent=64),
+    "tiny": dict(starts=[500], sizes=[17], N=17, h=8, W=80, latent=64),
+    "one_head": dict(starts=[70], sizes=[9], N=9, h=1, W=80, latent=64),
+    "padding": dict(starts=[9, 3, 0, 0], sizes=[8, 3, 1, 0], N=8, h=2, W=24, latent=16),
+    "page_edges": dict(
+        starts=[0, 1, 63, 64, 65, 127, 128],
+        sizes=[17, 2, 1, 17, 1, 2, 17],
+        N=17,
+        h=2,
+        W=24,
+        latent=16,
+    ),
+    "split_edges": dict(starts=[505, 512, 1020], sizes=[17, 17, 17], N=17, h=2, W=24, latent=16),
+    "past_64_nodes": dict(starts=[100, 7], sizes=[129, 65], N=129, h=2, W=24, latent=16),
+    "chain": dict(starts=[0], sizes=[256], N=256, h=2, W=24, latent=16, chain=True),
+    "k26": dict(starts=[8192], sizes=[17], N=17, h=8, W=576, latent=512),
+    "k26_long": dict(starts=[131072], sizes=[17], N=17, h=8, W=576, latent=512),
+}
+
+
+def inputs(case: dict, rng: np.random.Generator) -> dict:
+    requests, nodes, heads, width = len(case["sizes"]), case["N"], case["h"], case["W"]
+    padded = np.arange(nodes) >= np.array(case["sizes"])[:, None]
+    q = rng.standard_normal((requests, nodes, heads, width)).astype(BF16)
+    scratch = rng.standard_normal((requests, nodes, width)).astype(BF16)
+    q[padded], scratch[padded] = np.nan, np.nan
+    pages, page_table = random_pages(case["starts"], (width,), rng)
+    return dict(
+        q=q,
+        pages=pages,
+        scratch=scratch,
+        page_table=page_table,
+        starts=np.array(case["starts"], np.int32),
+        paths=random_paths(case["sizes"], nodes, rng, case.get("chain", False)),
+        sizes=np.array(case["sizes"], np.int32),
+        scale=width**-0.5,
+        latent=case["latent"],
+    )
+
+
 def random_paths(sizes, width: int, rng: np.random.Generator, chain: bool = False) -> np.ndarray:
     """paths[R, width, depths] of trees whose parents precede their children; padding is -1."""
     trees = []
@@ -178,26 +199,6 @@ def random_pages(starts, row: tuple[int, ...], rng: np.random.Generator):
             filled = min(CHUNK, start - page * CHUNK)
             pages[table[r, page], :filled] = rng.standard_normal((filled, *row)).astype(BF16)
     return pages, table
-
-
-def inputs(case: dict, rng: np.random.Generator) -> dict:
-    requests, nodes, heads, width = len(case["sizes"]), case["N"], case["h"], case["W"]
-    padded = np.arange(nodes) >= np.array(case["sizes"])[:, None]
-    q = rng.standard_normal((requests, nodes, heads, width)).astype(BF16)
-    scratch = rng.standard_normal((requests, nodes, width)).astype(BF16)
-    q[padded], scratch[padded] = np.nan, np.nan
-    pages, page_table = random_pages(case["starts"], (width,), rng)
-    return dict(
-        q=q,
-        pages=pages,
-        scratch=scratch,
-        page_table=page_table,
-        starts=np.array(case["starts"], np.int32),
-        paths=random_paths(case["sizes"], nodes, rng, case.get("chain", False)),
-        sizes=np.array(case["sizes"], np.int32),
-        scale=width**-0.5,
-        latent=case["latent"],
-    )
 
 
 def cost(case: dict) -> Cost:

@@ -169,20 +169,6 @@ def check_tree(parents: np.ndarray, sizes: np.ndarray) -> None:
         raise ValueError(f"parents[{r}, {i}] must be {allowed}, not {parents[r, i]}")
 
 
-def random_parents(case: dict, rng: np.random.Generator) -> dict:
-    """parents and sizes of chains, stars or random trees, as `shape` says; padding is poisoned."""
-    sizes, nodes = np.array(case["sizes"], np.int32), case["nodes"]
-    index = np.arange(nodes, dtype=np.int32)
-    parents = {
-        "chain": lambda: np.tile(index - 1, (len(sizes), 1)),
-        "star": lambda: np.tile(np.minimum(index - 1, 0), (len(sizes), 1)),
-        "random": lambda: rng.integers(0, np.maximum(index, 1), (len(sizes), nodes), np.int32),
-    }[case.get("shape", "random")]()
-    parents[:, 0] = -1
-    parents[index >= sizes[:, None]] = nodes + 999
-    return dict(parents=parents, sizes=sizes)
-
-
 CASES: dict[str, dict] = {
     "no_budget": dict(requests=2, depths=3, k=4, budget=0),
     "no_depth": dict(requests=2, depths=0, k=4, budget=5),
@@ -217,8 +203,23 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
     )
 
 
+def random_parents(case: dict, rng: np.random.Generator) -> dict:
+    """parents and sizes of chains, stars or random trees, as `shape` says; padding is poisoned."""
+    sizes, nodes = np.array(case["sizes"], np.int32), case["nodes"]
+    index = np.arange(nodes, dtype=np.int32)
+    parents = {
+        "chain": lambda: np.tile(index - 1, (len(sizes), 1)),
+        "star": lambda: np.tile(np.minimum(index - 1, 0), (len(sizes), 1)),
+        "random": lambda: rng.integers(0, np.maximum(index, 1), (len(sizes), nodes), np.int32),
+    }[case.get("shape", "random")]()
+    parents[:, 0] = -1
+    parents[index >= sizes[:, None]] = nodes + 999
+    return dict(parents=parents, sizes=sizes)
+
+
 def cost(case: dict) -> Cost:
     """Candidates read once, the tree written once; two sums a node."""
     requests, nodes = case["requests"], case["budget"] + 1
     candidates = requests * case["depths"] * case["k"]
-    return Cost(8 * candidates + requests * (16 * nodes + 8), 2 * requests * nodes)
+    moved = 8 * candidates + requests * (16 * nodes + 8)
+    return Cost(bytes=moved, flops=2 * requests * nodes)

@@ -51,4 +51,4 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
 
 def cost(case: dict) -> Cost:
     """Parents read once, two links a node written."""
-    return Cost(len(case["sizes"]) * (12 * case["nodes"] + 4), 0)
+    return Cost(bytes=len(case["sizes"]) * (12 * case["nodes"] + 4), flops=0)

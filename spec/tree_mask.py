@@ -80,4 +80,4 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
 def cost(case: dict) -> Cost:
     """Parents read once, words written once."""
     row = 4 + 8 * -(-case["nodes"] // WORD)
-    return Cost(len(case["sizes"]) * (case["nodes"] * row + 4), 0)
+    return Cost(bytes=len(case["sizes"]) * (case["nodes"] * row + 4), flops=0)
