@@ -9,7 +9,8 @@ NaN stands behind every list and below the last one; a search that finds nothing
 
 Equal scores are ordered by rank path. As a path's ancestors and their better siblings are in the
 tree before it, the product of its (rank + 1) is at most the budget, so a path fits 32 bits: a rank
-is written as n ones, a zero and the last n bits of rank + 1, where n = floor(log2(rank + 1)).
+is written as n ones, a zero and the last n bits of rank + 1, where n = floor(log2(rank + 1)). One
+more set bit marks the end; it never decides, since a path and its own ancestor are never compared.
 """
 
 from functools import cache
@@ -25,18 +26,20 @@ MAX_BUDGET, MAX_DEPTHS, MAX_CANDIDATES = 256, 15, 64
 WARP = 32
 THREADS = 288  # one a node of the largest tree
 ROW = 128  # places of a list in the table: a power of two above 64 candidates and the NaN
-TABLE = (MAX_DEPTHS + 2) * ROW  # a list of NaN below the last, and one below that
 RANK, PLACE = ROW - 1, (MAX_DEPTHS + 1) * ROW - 1  # bits of a rank; of a place in the table
 
-# Every warp loads lists 9 apart, a lane candidates 32 apart.
+# A warp loads lists 9 apart, a lane candidates 32 apart. Two lists of NaN are below the last.
 WARPS, COLUMNS = THREADS // WARP, -(-(MAX_CANDIDATES + 2) // WARP)
-LOADS = -(-(MAX_DEPTHS + 2) // WARPS) * COLUMNS
+ROWS = -(-(MAX_DEPTHS + 2) // WARPS)
+LOADS, TABLE = ROWS * COLUMNS, ROWS * WARPS * ROW
 
 # An offer is one word, so that a sum over lanes brings the best one to all and shows a tie.
 PARENT = PLACE.bit_length()  # the first bit of the node that offers, above those of the place
 ONE = 1 << PARENT << 8  # counts offers
 NOTHING = 0x7FFFFFFF  # a NaN
 INFINITY = 0x7F800000
+FIRST = 1 << 30  # the path of rank 0
+LAST = 0xFFFFFFFF  # behind all paths
 
 
 @cuda.jit(device=True, inline="always")
@@ -63,12 +66,18 @@ def first_child(place):
 
 
 @cuda.jit(device=True, inline="always")
-def longer(code, rank):
-    """The code of a path and one rank more; the lowest set bit of a code only marks its end."""
-    end = 31 - ptx.clz(code & -code)
-    n = 31 - ptx.clz(rank + 1)
-    digits = rank + 1 + (2 << (2 * n)) - (3 << n)
-    return uint32((code & (code - 1)) | ((2 * digits + 1) << (end - 2 * n - 1)))
+def sibling_path(path, rank):
+    """From the code of a path to that of its next sibling, whose rank is given."""
+    end = path & -path
+    longer = rank & (rank + 1) == 0  # n grows: the carry has made the ones, two bits follow
+    return uint32(path + end + (end >> 2 if longer else end))
+
+
+@cuda.jit(device=True, inline="always")
+def child_path(path):
+    """From the code of a path to that of its first child: a zero more."""
+    end = path & -path
+    return uint32(path - (end >> 1))
 
 
 @cuda.jit(device=True, inline="always")
@@ -76,21 +85,20 @@ def load(table, ids, log_probs, token_ids, first, lists, candidates, limit):
     """A request's lists into shared memory, all at once; NaN behind them and from `limit` on."""
     values = cuda.local.array(LOADS, float32)
     tokens = cuda.local.array(LOADS, int32)
+    row, rank = int32(cuda.threadIdx.x >> 5), int32(cuda.threadIdx.x & 31)
     for n in range(LOADS):
-        row = int32((cuda.threadIdx.x >> 5) + n // COLUMNS * WARPS)
-        rank = int32((cuda.threadIdx.x & 31) + n % COLUMNS * WARP)
+        rows, ranks = n // COLUMNS * WARPS, n % COLUMNS * WARP
         values[n], tokens[n] = ptx.as_float(NOTHING), -1
-        if row < lists and rank < candidates:
-            values[n] = log_probs[first + row * candidates + rank]
-            tokens[n] = token_ids[first + row * candidates + rank]
+        if row < lists - rows and rank < candidates - ranks:
+            i = first + (row + rows) * candidates + rank + ranks
+            values[n], tokens[n] = log_probs[i], token_ids[i]
+    place = int32(row * ROW + rank)
     for n in range(LOADS):
-        row = int32((cuda.threadIdx.x >> 5) + n // COLUMNS * WARPS)
-        rank = int32((cuda.threadIdx.x & 31) + n % COLUMNS * WARP)
-        if row >= limit:
+        rows, ranks = n // COLUMNS * WARPS, n % COLUMNS * WARP
+        if row >= limit - rows:
             values[n] = ptx.as_float(NOTHING)
-        if row <= lists + 1 and rank <= candidates + 1:
-            table[row * ROW + rank] = values[n]
-            ids[row * ROW + rank] = tokens[n]
+        table[place + rows * ROW + ranks] = values[n]
+        ids[place + rows * ROW + ranks] = tokens[n]
 
 
 @cache
@@ -123,7 +131,6 @@ def make(slots: int, capped: bool) -> Kernel:
         ids = cuda.shared.array(TABLE, int32)
         chosen = cuda.shared.array(nodes, int32)  # the offer that each node was
         found = cuda.shared.array(nodes, float32)  # its score
-        codes = cuda.shared.array(nodes, uint32)  # its path, written when a tie asks for it
         size = cuda.shared.array(1, int32)
         request, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
         ptx.wait_for_previous()
@@ -131,6 +138,7 @@ def make(slots: int, capped: bool) -> Kernel:
         limit = lists
         if capped:
             limit = min(lists, max_depths[request])
+        root = root_tokens[request]  # early: at the end its latency would show
         first = request * lists * candidates
         load(table, ids, log_probs, token_ids, first, lists, candidates, limit)
         cuda.syncthreads()
@@ -138,6 +146,7 @@ def make(slots: int, capped: bool) -> Kernel:
         if thread < WARP:
             offer = cuda.local.array(slots, int32)  # of node s * WARP + thread
             bad = cuda.local.array(slots, uint32)  # badness of what it offers
+            path = cuda.local.array(slots, uint32)  # its code
             sibling = cuda.local.array(slots, float32)  # log-probability of the next sibling
             child = cuda.local.array(slots, float32)  # and of the first child
             score = cuda.local.array(slots, float32)  # of the node itself
@@ -145,50 +154,46 @@ def make(slots: int, capped: bool) -> Kernel:
             # through a shuffle, lest the compiler find the address anew in each step
             at = ptx.shfl_idx(ptx.shared_address(table), 0)
             for s in range(slots):
-                offer[s], bad[s], score[s], was[s] = 0, NOTHING, float32(0), 0
+                offer[s], bad[s], path[s] = 0, NOTHING, FIRST
+                score[s], was[s] = float32(0), 0
                 sibling[s], child[s] = table[1], table[ROW]
             if thread == 0:
-                offer[0], bad[0], codes[0] = ONE, badness(table[0]), uint32(1 << 31)
-            n, coded = int32(1), int32(1)  # nodes; those whose path has a code
-            best, value = int32(0), float32(0)
+                offer[0], bad[0] = ONE, badness(table[0])
+            best, value, n = int32(0), float32(0), int32(1)
             least = ptx.redux_min(bad[0])
             while n <= budget and least <= INFINITY:
                 value = score_of(least)
-                mine, below = int32(0), uint32(NOTHING)
+                mine, below, earliest = int32(0), uint32(NOTHING), uint32(LAST)
                 for s in range(slots):
                     if bad[s] == least:
                         mine, below = int32(mine + offer[s]), badness(value + child[s])
+                        earliest = min(earliest, path[s])
                 best, deeper = int32(ptx.redux_add(mine)), ptx.redux_min(below)
+                earliest = ptx.redux_min(earliest)
                 if best >= 2 * ONE:
+                    mine, below = int32(0), uint32(NOTHING)
                     for s in range(slots):
-                        chosen[s * WARP + thread] = was[s]
-                    cuda.syncwarp()
-                    while coded < n:
-                        if thread == 0:
-                            word = chosen[coded]
-                            codes[coded] = longer(codes[parent_of(word)], word & RANK)
-                        cuda.syncwarp()
-                        coded = int32(coded + 1)
-                    path = uint32(0xFFFFFFFF)
-                    for s in range(slots):
-                        if bad[s] == least:
-                            code = longer(codes[s * WARP + thread], offer[s] & RANK)
-                            if code < path:
-                                path, mine, below = code, offer[s], badness(value + child[s])
-                    if ptx.redux_min(path) != path:
-                        mine, below = int32(0), uint32(NOTHING)
+                        if bad[s] == least and path[s] == earliest:
+                            mine, below = offer[s], badness(value + child[s])
                     best, deeper = int32(ptx.redux_add(mine)), ptx.redux_min(below)
                 for s in range(slots):
-                    node = int32(s * WARP + thread)
-                    if node == parent_of(best):
-                        bad[s] = badness(score[s] + sibling[s])
-                        offer[s] += 1
-                    if node == n:
-                        bad[s], score[s], was[s] = deeper, value, best
-                        offer[s] = ONE + (node << PARENT) + first_child(best & PLACE)
-                    place = offer[s] & PLACE
-                    sibling[s] = ptx.lds1_f(at + 4 * (place + 1))
-                    child[s] = ptx.lds1_f(at + 4 * first_child(place))
+                    # of many slots, pass over those that stay
+                    if slots <= 2 or s == parent_of(best) >> 5 or s == n >> 5:
+                        node = int32(s * WARP + thread)
+                        won = node == parent_of(
+                            best
+                        )  # selections, as a branch would part the lanes
+                        following = sibling_path(path[s], (offer[s] & RANK) + 1)
+                        offer[s] += int32(won)
+                        bad[s] = cuda.selp(won, badness(score[s] + sibling[s]), bad[s])
+                        path[s] = cuda.selp(won, following, path[s])
+                        if node == n:
+                            offer[s] = ONE + (node << PARENT) + first_child(best & PLACE)
+                            bad[s], path[s] = deeper, child_path(earliest)
+                            score[s], was[s] = value, best
+                        place = offer[s] & PLACE
+                        sibling[s] = ptx.lds1_f(at + 4 * (place + 1))
+                        child[s] = ptx.lds1_f(at + 4 * first_child(place))
                 least = bad[0]
                 for s in range(1, slots):
                     least = min(least, bad[s])
@@ -207,7 +212,7 @@ def make(slots: int, capped: bool) -> Kernel:
             i = request * (budget + 1) + thread
             token, parent, depth, value = int32(-1), int32(-1), int32(0), ptx.as_float(0xFF800000)
             if thread == 0:
-                token, value = root_tokens[request], float32(0)
+                token, value = root, float32(0)
                 sizes[request] = size[0]
             elif thread < size[0]:
                 place = chosen[thread] & PLACE

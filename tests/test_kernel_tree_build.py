@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("numba.cuda")
 
 from ddtree_numba.kernels import simt
-from ddtree_numba.kernels.tree_build import longer, make, tree_build
+from ddtree_numba.kernels.tree_build import FIRST, child_path, make, sibling_path, tree_build
 from ddtree_numba.spec import tree_build as spec
 from ddtree_numba.spec.numerics import F32
 from ddtree_numba.spec.tree_build import Tree
@@ -163,7 +163,7 @@ def test_blocks_and_warps_may_run_in_any_order(rng):
 
 def test_codes_of_paths_sort_as_the_paths_and_fit_32_bits(rng):
     """Paths that a budget of 256 admits: their ancestors and better siblings number less."""
-    extend = simt.on_cpu(longer)
+    to_sibling, to_child = simt.on_cpu(sibling_path), simt.on_cpu(child_path)
     paths = {(0,) * 15, (63,), (0,) * 14 + (63,), (1,) * 7, (15, 14)}
     while len(paths) < 400:
         path, product, before = [], 1, 0
@@ -177,9 +177,11 @@ def test_codes_of_paths_sort_as_the_paths_and_fit_32_bits(rng):
         paths.add(tuple(path))
     codes = {}
     for path in paths:
-        code = 1 << 31
-        for rank in path:
-            code = extend(code, rank)
+        code = FIRST
+        for depth, rank in enumerate(path):
+            code = to_child(code) if depth else code
+            for r in range(rank):
+                code = to_sibling(code, r + 1)
         codes[path] = code
     assert len(set(codes.values())) == len(paths) and max(codes.values()) < 1 << 32
     ordered = sorted(paths)
