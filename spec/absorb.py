@@ -4,14 +4,18 @@
     queries:  q_nope[T, h, nope] with W_UK[h, nope, latent]  -> the query in latent space
     outputs:  o_latent[T, h, latent] with W_UV[h, latent, v] -> the value of each head
 
-| name   | shape     | dtype                                                                 |
-|--------|-----------|-----------------------------------------------------------------------|
-| x      | [T, h, a] | bfloat16 or float32                                                   |
-| weight | [h, a, b] | bfloat16, or float32 that was widened before; C order for speed       |
-| out    | [T, h, b] | dtype of x                                                            |
+| name   | shape     | dtype, meaning                                                  |
+|--------|-----------|-----------------------------------------------------------------|
+| x      | [T, h, a] | bfloat16 or float32                                             |
+| weight | [h, a, b] | bfloat16, or float32 that was widened before; C order for speed |
+| out    | [T, h, b] | dtype of x                                                      |
 
-Float32 inside, one rounding. A row and a head are one vector-matrix product.
+A row and a head are one vector-matrix product.
+
+Rounding: products and sums in float32; out, once.
 Errors: ValueError when heads or a differ.
+Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.2: the up-projections of keys and values move to
+the side of queries and outputs.
 """
 
 import numpy as np
@@ -22,6 +26,7 @@ TOLERANCE = dict(rtol=2**-7, atol=2e-3)  # another order of the sum
 
 
 def absorb(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Rows of every head through that head's matrix."""
     if weight.ndim != 3 or x.shape[-2:] != weight.shape[:2]:
         raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
     return np.matmul(widen(x)[..., None, :], widen(weight))[..., 0, :].astype(x.dtype, copy=False)

@@ -12,9 +12,13 @@
 | nodes      | [R, D]         | integer: accepted nodes; nothing is read from counts[r] on     |
 | counts     | [R]            | integer: rows to keep, 0 .. D                                  |
 
-All rows are read before any is written; nothing but the named rows is touched. Errors: ValueError,
-before anything is written, for a position without a page of its own, a node outside the scratch and
-counts outside 0 .. D.
+All rows are read before any is written; nothing but the named rows is touched.
+
+Rounding: none.
+Errors: ValueError, before anything is written, for shapes and dtypes that do not fit, a position
+without a page of its own, a node outside the scratch, and counts outside 0 .. D.
+Source: DDTree (arXiv 2604.12989; liranringel/ddtree, `ddtree.py`) moves accepted rows to the front
+of their window; pages as in PagedAttention (arXiv 2309.06180), section 4.
 """
 
 import numpy as np
@@ -32,7 +36,7 @@ def cache_commit(
     nodes: np.ndarray,
     counts: np.ndarray,
 ) -> None:
-    """Copy the accepted rows into their pages; see the top of this file."""
+    """Copy the accepted rows into their pages."""
     starts, counts = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
     _check(pages, scratch, page_table, starts, nodes, counts)
     page_size = pages.shape[2]

@@ -6,19 +6,25 @@
         window:   its own position - p < window          (both absolute)
     out = softmax(scale * q . k) . v      head j of q reads head j // (hq / hkv) of k and v
 
-| name       | shape              | dtype                                                          |
-|------------|--------------------|----------------------------------------------------------------|
-| q          | [R, B, hq, d]      | bfloat16 or float32                                            |
-| k, v       | [R, B, hkv, d]     | bfloat16 or float32: the block's rows, k normed and rotated    |
-| pages      | [P, 64, 2, hkv, d] | bfloat16 or float32: keys, then values                         |
-| page_table | [R, M]             | integer; only entries below ceil(lengths[r] / 64) are read     |
-| lengths    | [R]                | integer: context positions, 0 allowed                          |
-| out        | [R, B, hq, d]      | dtype of q                                                     |
+| name       | shape              | dtype, meaning                                              |
+|------------|--------------------|-------------------------------------------------------------|
+| q          | [R, B, hq, d]      | bfloat16 or float32                                         |
+| k, v       | [R, B, hkv, d]     | bfloat16 or float32: the block's rows, k normed and rotated |
+| pages      | [P, 64, 2, hkv, d] | bfloat16 or float32: keys, then values                      |
+| page_table | [R, M]             | integer; only entries below ceil(lengths[r] / 64) are read  |
+| lengths    | [R]                | integer: context positions, 0 allowed                       |
+| scale      | scalar             | float: factor of the scores, d^-0.5                         |
+| causal     | scalar             | bool: a block row does not see later ones                   |
+| window     | scalar             | int: positions in view, its own included; None: all         |
+| out        | [R, B, hq, d]      | dtype of q                                                  |
 
-Chunks of 64 absolute positions, splits, and the rounding of exp(score - top) are those of
-`tree_attention`. A chunk in which a row sees nothing adds an exact zero, so those that all rows
-have left behind are skipped. A block row of NaN may spoil its block, never another request.
+A chunk in which a row sees nothing adds an exact zero, so those that all rows have left behind are
+skipped. A block row of NaN may spoil its block, never another request.
+
+Rounding: that of `tree_attention`, with its chunks of 64 absolute positions and its splits:
+exp(score - top) to the dtype of q before it meets the values; out, once.
 Errors: ValueError when shapes do not fit, heads do not divide, or the window is below 1.
+Source: DFlash (z-lab/dflash, `dflash/model.py`); grouped query heads: arXiv 2305.13245.
 """
 
 import numpy as np
@@ -46,6 +52,7 @@ def draft_attention(
     causal: bool = False,
     window: int | None = None,
 ) -> np.ndarray:
+    """Every block row over its context and its block."""
     if k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[-1] != q.shape[-1]:
         raise ValueError(f"k {k.shape}, v {v.shape} do not fit q {q.shape}")
     if pages.shape[1:] != (CHUNK, 2, *k.shape[2:]) or q.shape[2] % k.shape[2]:

@@ -2,18 +2,22 @@
 
     log_prob[v] = (logit[v] - m) - ln(sum over u of exp(logit[u] - m)),   m = the row's maximum
 
-The sum is one of integers, in units of 2**-40 (`numerics.mass`), so it has the same bits in any
-order and in any company; it is rounded to float32 once. Every other operation rounds to float32 on
-its own.
-
 | name      | shape             | dtype, meaning                                                  |
 |-----------|-------------------|-----------------------------------------------------------------|
-| logits    | [R, L, V]         | bfloat16 or float32, widened to float32                         |
+| logits    | [R, L, V]         | bfloat16 or float32                                             |
+| k         | scalar            | int >= 0; above V it means V                                    |
 | token_ids | [R, L, min(k, V)] | int32, by descending logit; equal: lower id first; NaN last     |
 | log_probs | same              | float32; -inf stays -inf; a NaN logit has no mass and gives NaN |
 
 A row whose maximum is not finite has no distribution: all its log_probs are NaN, which `tree_build`
-takes for "no proposal here". Errors: ValueError for a negative k and for logits not [R, L, V].
+takes for "no proposal here".
+
+Rounding: the sum is one of integers, in units of 2**-40 (`numerics.mass`), so it has the same bits
+in any order and in any company; it is rounded to float32 once. Every other operation rounds to
+float32 on its own.
+Errors: ValueError for a negative k and for logits that are not [R, L, V].
+Source: DDTree (arXiv 2604.12989; liranringel/ddtree, `ddtree.py`, `build_ddtree_tree`); the order
+of ties and the integer sum are ours.
 """
 
 import numpy as np
@@ -24,7 +28,7 @@ TOLERANCE = 0
 
 
 def draft_topk(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """(token_ids, log_probs) of the k likeliest tokens of each row; k above V gives all V."""
+    """(token_ids, log_probs) of the k likeliest tokens of each row."""
     logits = widen(logits)
     if logits.ndim != 3 or logits.shape[2] == 0:
         raise ValueError(f"logits must be [requests, depths, vocabulary], not {logits.shape}")

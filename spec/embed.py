@@ -1,14 +1,21 @@
-"""Token embedding: out[t] = table[token_ids[t] - first_row], zeros for a token not in the table.
+"""Token embedding, of a whole vocabulary or of one rank's share.
 
-| name      | shape  | dtype                                                        |
-|-----------|--------|--------------------------------------------------------------|
-| token_ids | [T]    | integer; -1 is padding                                       |
-| table     | [V, H] | bfloat16 or float32: rows first_row .. first_row + V - 1     |
-| out       | [T, H] | dtype of the table unless `dtype` is given; rounds only then |
+    out[t] = table[token_ids[t] - first_row]          zeros for a token outside the table
+
+| name      | shape  | dtype, meaning                                           |
+|-----------|--------|----------------------------------------------------------|
+| token_ids | [T]    | integer; -1 is padding                                   |
+| table     | [V, H] | bfloat16 or float32: rows first_row .. first_row + V - 1 |
+| first_row | scalar | int: id of the table's first row                         |
+| dtype     | scalar | dtype of out; None: that of the table                    |
+| out       | [T, H] | dtype, else that of the table                            |
 
 With a vocabulary cut over ranks each rank holds a range of rows, and the sum over ranks is the
 embedding: exactly one rank adds something other than zero.
+
+Rounding: none, unless `dtype` is narrower than the table.
 Errors: none; every id outside the range, negative ones included, gives a row of zeros.
+Source: the vocabulary-parallel embedding of Megatron-LM (arXiv 1909.08053), section 3.
 """
 
 import numpy as np
@@ -21,6 +28,7 @@ TOLERANCE = 0
 def embed(
     token_ids: np.ndarray, table: np.ndarray, first_row: int = 0, dtype: np.dtype | None = None
 ) -> np.ndarray:
+    """The table's row of every token."""
     rows = np.asarray(token_ids).astype(np.int64) - first_row
     held = (rows >= 0) & (rows < len(table))
     out = np.zeros((len(rows), table.shape[1]), dtype or table.dtype)

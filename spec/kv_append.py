@@ -1,15 +1,19 @@
-"""Writes every node's key row to the scratch area: scratch[r, i] = [latent[r, i] | k_rope[r, i]].
+"""Write every node's key row to the scratch area.
 
-| name    | shape        | dtype                                        |
-|---------|--------------|----------------------------------------------|
-| latent  | [R, N, D]    | dtype of the cache: the latent, normed       |
-| k_rope  | [R, N, P]    | dtype of the cache: the shared key, rotated  |
-| scratch | [R, N, D+P]  | bfloat16 or float32, written in place        |
+    scratch[r, i] = [latent[r, i] | k_rope[r, i]]
 
-Data movement only: nothing is rounded. The rows stay out of the pages until they are accepted, so
-that a rejected node leaves no trace; `cache_commit` copies the accepted ones. Padding rows are
-written too and never read.
+| name    | shape       | dtype, meaning                                     |
+|---------|-------------|----------------------------------------------------|
+| latent  | [R, N, D]   | dtype of the cache: the latent, normed             |
+| k_rope  | [R, N, P]   | dtype of the cache: the shared key, rotated        |
+| scratch | [R, N, D+P] | bfloat16 or float32, written in place and returned |
+
+The rows stay out of the pages until they are accepted, so that a rejected node leaves no trace;
+`cache_commit` copies the accepted ones. Padding rows are written too and never read.
+
+Rounding: none.
 Errors: ValueError when shapes or dtypes do not fit.
+Source: DeepSeek-V2 (arXiv 2405.04434), sections 2.1.2 and 2.1.3: what its attention caches.
 """
 
 import numpy as np
@@ -20,6 +24,7 @@ TOLERANCE = 0
 
 
 def kv_append(latent: np.ndarray, k_rope: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    """Fill the scratch rows of all nodes."""
     width = latent.shape[-1] + k_rope.shape[-1]
     if latent.shape[:-1] != k_rope.shape[:-1] or scratch.shape != (*latent.shape[:-1], width):
         raise ValueError(

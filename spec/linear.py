@@ -1,14 +1,20 @@
-"""Linear layer without bias: out[t, n] = sum over k of x[t, k] * weight[n, k].
+"""Linear layer without bias.
 
-| name   | shape  | dtype                                               |
-|--------|--------|-----------------------------------------------------|
-| x      | [T, K] | bfloat16 or float32                                 |
-| weight | [N, K] | bfloat16, or float32 that was widened before        |
-| out    | [T, N] | dtype of x, or `out_dtype` (float32 for the logits) |
+    out[t, n] = sum over k of x[t, k] * weight[n, k]
 
-Products and sums in float32, one rounding at the end. The order of the sum is a function of the
-weight's shape alone; a row never meets another row.
+| name      | shape  | dtype, meaning                                         |
+|-----------|--------|--------------------------------------------------------|
+| x         | [T, K] | bfloat16 or float32                                    |
+| weight    | [N, K] | bfloat16, or float32 that was widened before           |
+| out_dtype | scalar | dtype of out (float32 for the logits); None: that of x |
+| out       | [T, N] | out_dtype, else that of x                              |
+
+The order of the sum is a function of the weight's shape alone; a row never meets another row.
+
+Rounding: products and sums in float32; out, once.
 Errors: ValueError when K differs.
+Source: the projections of DeepSeek-V3's modelling code (transformers, `models/deepseek_v3`); a
+product a row is ours (`numerics.matvec`).
 """
 
 import numpy as np
@@ -19,6 +25,7 @@ TOLERANCE = dict(rtol=2**-7, atol=2e-3)  # another order of the sum
 
 
 def linear(x: np.ndarray, weight: np.ndarray, out_dtype: np.dtype | None = None) -> np.ndarray:
+    """Rows of x times the weight, transposed."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
     return matvec(x, weight).astype(out_dtype or x.dtype, copy=False)

@@ -3,19 +3,23 @@
     pick j, expert e:  a = gate_up[e] @ x      h = round(silu(a[:I]) * a[I:])      y_j = down[e] @ h
     out = round(weights[0] y_0 + weights[1] y_1 + .. + base)           left to right, float32
 
-| name    | shape                  | dtype                                                         |
-|---------|------------------------|---------------------------------------------------------------|
-| x       | [T, H]                 | bfloat16 or float32                                           |
-| experts | [T, k]                 | int32; -1 is padding and adds nothing                         |
-| weights | [T, k]                 | float32                                                       |
-| gate_up | Int4Matrix [E, 2 I, H] | an expert's weight is bf16(q * scale), accumulated in float32 |
-| down    | Int4Matrix [E, H, I]   | the same; under tensor parallelism a slice of I               |
-| base    | [T, H] or None         | the shared expert's output, the same slice of it              |
-| out     | [T, H]                 | dtype of x: this rank's partial sum                           |
+| name    | shape       | dtype, meaning                                                  |
+|---------|-------------|-----------------------------------------------------------------|
+| x       | [T, H]      | bfloat16 or float32                                             |
+| experts | [T, k]      | int32; -1 is padding and adds nothing                           |
+| weights | [T, k]      | float32: `router`'s, its scaling included                       |
+| gate_up | [E, 2 I, H] | Int4Matrix: an expert's weight is bf16(q * scale)               |
+| down    | [E, H, I]   | Int4Matrix; under tensor parallelism a slice of I               |
+| base    | [T, H]      | the shared expert's output, the same slice of it; None: nothing |
+| out     | [T, H]      | dtype of x: this rank's partial sum                             |
 
-Rounded to the dtype of x: h, and the result. A product never depends on the expert's other tokens,
-and a token's sum never on the order in which experts are visited.
+A product never depends on the expert's other tokens, and a token's sum never on the order in which
+experts are visited.
+
+Rounding: float32 inside; h and out to the dtype of x, once each.
 Errors: ValueError when shapes do not fit or an expert id is not below E.
+Source: DeepSeekMoE (arXiv 2401.06066), section 3, and DeepSeek-V3 (arXiv 2412.19437), section
+2.1.2; weights as compressed-tensors packs them (`compressors/pack_quantized`).
 """
 
 import numpy as np
@@ -34,6 +38,7 @@ def moe_int4(
     down: Int4Matrix,
     base: np.ndarray | None = None,
 ) -> np.ndarray:
+    """Every token through its picked experts, and the base."""
     _check(x, experts, weights, gate_up, down, base)
     outputs = np.zeros((*experts.shape, x.shape[1]), F32)  # [T, k, H]
     for expert in np.unique(experts[experts >= 0]).tolist():

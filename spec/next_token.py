@@ -9,21 +9,24 @@ One distribution serves every path (plain decoding, every tree node, the bonus),
     5. min-p: of these, the tokens with exp(l - max l) >= min_p               0: off
     6. of these, the token with the largest l - ln E wins   E: noise of (seed, position, id)
 
-The race of step 6 draws from softmax(l) over the tokens that stayed (Gumbel-max). Equal scores:
-lower id. Masses are integers (`numerics.mass`), so that sums are exact in any order; the mass of
-the first ranks has reached top_p when it is >= ceil(total * (top_p * (1 - 2**-20))), both products
-in float64. Everything else is float32, each operation rounded on its own: a kernel that issues the
-same operations draws the same.
-
 | name      | shape  | dtype, meaning                                               |
 |-----------|--------|--------------------------------------------------------------|
 | logits    | [M, V] | bfloat16 or float32; -inf entries are excluded tokens        |
 | positions | [M]    | int64: absolute position of the token that is drawn          |
 | seeds     | [M]    | uint64: the request's seed                                   |
+| params    | scalar | SamplingParams: temperature, top_k, top_p and min_p          |
 | out       | [M]    | int32; -1: the row holds a NaN, or its maximum is not finite |
 
-A temperature below 1e-5 means argmax, and no filter can change that. Errors: ValueError for
-parameters out of range and for shapes that do not fit.
+The race of step 6 draws from softmax(l) over the tokens that stayed. Equal scores: lower id. A
+temperature below 1e-5 means argmax, and no filter can change that.
+
+Rounding: masses are integers (`numerics.mass`), so that sums are exact in any order; the mass of
+the first ranks has reached top_p when it is >= ceil(total * (top_p * (1 - 2**-20))), both products
+in float64. Everything else is float32, each operation rounded on its own: a kernel that issues the
+same operations draws the same.
+Errors: ValueError for shapes that do not fit; SamplingParams refuses values out of range.
+Source: step 6 is the Gumbel-max trick (Maddison et al., arXiv 1411.0030), noise from Philox
+(`noise.py`); top-k: arXiv 1805.04833; top-p: arXiv 1904.09751; min-p: arXiv 2407.01082.
 """
 
 import math
@@ -64,7 +67,7 @@ class SamplingParams:
 def next_token(
     logits: np.ndarray, positions: np.ndarray, seeds: np.ndarray, params: SamplingParams
 ) -> np.ndarray:
-    """The next token of each row; see the top of this file."""
+    """The next token of each row."""
     logits = widen(logits)
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ValueError(f"logits must be [rows, vocabulary], not {logits.shape}")

@@ -51,8 +51,8 @@ def bf16(x: np.ndarray) -> np.ndarray:
 def matvec(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """x[..., K] times weight[N, K] transposed, float32[..., N], one matrix-vector product a row.
 
-    A matrix product picks other code for other row counts, so its bits depend on the row's company;
-    a stack of single rows does not.
+    A matrix product picks other code for other row counts, so its bits depend on the row's company.
+    A stack of single rows does not: it is batch-invariant, as the law of this project wants it.
     """
     return np.matmul(widen(x)[..., None, :], widen(weight).T)[..., 0, :]
 

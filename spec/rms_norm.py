@@ -3,16 +3,20 @@
     y = x / sqrt(mean(x^2) + eps) * weight            mean over the last axis
     with a residual:  s = round(x + residual),  y = norm of s,  returns (y, s)
 
-| name        | shape    | dtype                               |
-|-------------|----------|-------------------------------------|
-| x, residual | [..., D] | bfloat16 or float32                 |
-| weight      | [D]      | bfloat16 or float32                 |
-| y, s        | [..., D] | dtype of x                          |
+| name     | shape    | dtype, meaning                                         |
+|----------|----------|--------------------------------------------------------|
+| x        | [..., D] | bfloat16 or float32                                    |
+| weight   | [D]      | bfloat16 or float32                                    |
+| eps      | scalar   | float: added to the mean square                        |
+| residual | [..., D] | bfloat16 or float32; None: no sum, y alone is returned |
+| y, s     | [..., D] | dtype of x                                             |
 
-Float32 inside. Rounded: the sum s, before it is normed (so that y is a function of the stored
-residual), and y, once. Engines that round before the weight, or norm the unrounded sum, get other
-numbers.
+Engines that round before the weight, or norm the unrounded sum, get other numbers.
+
+Rounding: float32 inside; the sum s before it is normed, so that y is a function of the stored
+residual; y, once.
 Errors: ValueError when the weight or the residual does not fit x.
+Source: RMSNorm (arXiv 1910.07467), section 4.
 """
 
 from typing import overload
@@ -35,6 +39,7 @@ def rms_norm(
 def rms_norm(
     x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """y, or (y, s) with a residual."""
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
     if residual is None:

@@ -5,16 +5,6 @@
     interleaved: pair j is (x[2j], x[2j+1]), kept in place      (the target)
     half split:  pair j is (x[j], x[j + d/2])                   (the drafter)
 
-| name      | shape       | dtype                     |
-|-----------|-------------|---------------------------|
-| x         | [T, ..., d] | bfloat16 or float32       |
-| positions | [T]         | integer, absolute         |
-| inv_freq  | [d/2]       | float32                   |
-| out       | [T, ..., d] | dtype of x, one rounding  |
-
-Cosine and sine of the float32 angle are computed in float64 and rounded to float32: the correctly
-rounded values but for a few in 2^29, whichever vector code computes them.
-
 YaRN; c(r) is the pair that turns r times over the original length:
     c(r) = d ln(length / (2 pi r)) / (2 ln theta)
     low = max(floor(c(beta_fast)), 0)      high = min(ceil(c(beta_slow)), d - 1)
@@ -23,7 +13,21 @@ YaRN; c(r) is the pair that turns r times over the original length:
     m(a) = 0.1 a ln(factor) + 1
     amplitude = m(mscale) / m(mscale_all_dim)      softmax scale = d_qk^-0.5 m(mscale_all_dim)^2
 
+| name        | shape       | dtype, meaning                   |
+|-------------|-------------|----------------------------------|
+| x           | [T, ..., d] | bfloat16 or float32              |
+| positions   | [T]         | integer, absolute                |
+| inv_freq    | [d/2]       | float32                          |
+| interleaved | scalar      | bool: which entries form a pair  |
+| amplitude   | scalar      | float: factor of cosine and sine |
+| out         | [T, ..., d] | dtype of x                       |
+
+Rounding: cosine and sine of the float32 angle are computed in float64 and rounded to float32: the
+correctly rounded values but for a few in 2^29, whichever vector code computes them. Frequencies
+likewise. The rotation is float32; out, once.
 Errors: ValueError for shapes that do not fit, and for a scaling type other than YaRN.
+Source: RoPE: RoFormer (arXiv 2104.09864), section 3; YaRN: arXiv 2309.00071, section 3; mscale keys
+and softmax scale: DeepSeek-V3's modelling code (`modeling_deepseek.py`).
 """
 
 import math
@@ -42,6 +46,7 @@ def rope(
     interleaved: bool = True,
     amplitude: float = 1.0,
 ) -> np.ndarray:
+    """x, every pair turned by the angle of its position."""
     half = x.shape[-1] // 2
     if inv_freq.shape != (half,) or x.shape[-1] % 2 or positions.shape != x.shape[:1]:
         raise ValueError(

@@ -1,19 +1,26 @@
 """Choice of experts: by sigmoid score plus bias; the weights come from the score without the bias.
 
     s = sigmoid(h @ gate^T)                         float32
-    experts = the k largest of s + bias             descending, lower id first on ties
+    experts = the k largest of s + bias             descending, lower id first on ties, NaN last
     weights = s[experts] / (sum of s[experts] + 1e-20) * scaling
 
-| name    | shape  | dtype                                                       |
-|---------|--------|-------------------------------------------------------------|
-| h       | [T, H] | bfloat16 or float32                                         |
-| gate    | [E, H] | bfloat16 or float32                                         |
-| bias    | [E]    | float32; in bfloat16 its small differences would be lost    |
-| experts | [T, k] | int32                                                       |
-| weights | [T, k] | float32                                                     |
+| name    | shape  | dtype, meaning                                           |
+|---------|--------|----------------------------------------------------------|
+| h       | [T, H] | bfloat16 or float32                                      |
+| gate    | [E, H] | bfloat16 or float32                                      |
+| bias    | [E]    | float32; in bfloat16 its small differences would be lost |
+| k       | scalar | int: experts a token, 1 .. E                             |
+| scaling | scalar | float: factor of the weights                             |
+| experts | [T, k] | int32                                                    |
+| weights | [T, k] | float32                                                  |
 
-Nothing is rounded below float32; the sum runs in the order of the picks.
+An expert whose score is NaN comes after all others, by id: a row of NaN picks experts 0 .. k-1 with
+weights of NaN, and no other row notices.
+
+Rounding: nothing below float32; the sum runs in the order of the picks.
 Errors: ValueError for k < 1, k > E, a bias that is not float32 [E], a gate of another width.
+Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2, and its modelling code
+(`modeling_deepseek.py`, `MoEGate`, one group of experts); the order of ties is ours.
 """
 
 import numpy as np
@@ -26,6 +33,7 @@ TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # weights; experts are exact but for nea
 def router(
     h: np.ndarray, gate: np.ndarray, bias: np.ndarray, k: int, scaling: float
 ) -> tuple[np.ndarray, np.ndarray]:
+    """(experts, weights) of every row."""
     count = len(gate)
     if not 1 <= k <= count:
         raise ValueError(f"cannot pick {k} of {count} experts")

@@ -1,12 +1,15 @@
-"""Gated activation: out = silu(gate) * up, silu(x) = x / (1 + exp(-x)), gate_up = [gate | up].
+"""Gated activation of a feed-forward layer.
 
-| name    | shape      | dtype               |
+    out = silu(gate) * up      silu(x) = x / (1 + exp(-x))      gate_up = [gate | up]
+
+| name    | shape      | dtype, meaning      |
 |---------|------------|---------------------|
 | gate_up | [..., 2 I] | bfloat16 or float32 |
 | out     | [..., I]   | dtype of gate_up    |
 
-Float32 inside, one rounding.
+Rounding: float32 inside; out, once.
 Errors: ValueError when the last axis is odd.
+Source: SwiGLU (arXiv 2002.05202), section 2, with beta = 1 and no bias.
 """
 
 import numpy as np
@@ -17,6 +20,7 @@ TOLERANCE = dict(rtol=2**-7, atol=1e-6)  # another exp: a step of bfloat16
 
 
 def swiglu(gate_up: np.ndarray) -> np.ndarray:
+    """silu of the first half times the second."""
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up {gate_up.shape} does not split into two halves")
     half = gate_up.shape[-1] // 2

@@ -3,20 +3,21 @@
     cur = root; while cur has a child that holds target_tokens[cur]: cur = that child
     next_tokens = target_tokens[cur] at the end
 
-Greedy and sampled decoding share this walk, since `next_token` draws each row's token beforehand:
-the tree does not depend on the draw, so every emitted token has the target's own distribution
-("sample and walk").
-
 | name          | shape  | dtype, meaning                                                         |
 |---------------|--------|------------------------------------------------------------------------|
-| tree          | Tree   | rows from sizes[r] on are not read                                     |
+| tree          | [R, N] | Tree; rows from sizes[r] on are not read                               |
 | target_tokens | [R, N] | integer: target's token after each node; -1 (unusable) never matches   |
 | nodes         | [R, D] | int32: accepted nodes from the root, then -1; D: the largest depth + 1 |
 | counts        | [R]    | int32: how many, the root included (0 for an empty slot)               |
 | next_tokens   | [R]    | int32: the target's token after the last of them, the next root        |
 
-Among siblings that hold the same token the lowest index is taken. Errors: ValueError for parents
-that are no tree and for target_tokens of another shape.
+Greedy and sampled decoding share this walk, since `next_token` draws each row's token beforehand:
+the tree does not depend on the draw, so every emitted token has the target's own distribution
+("sample and walk"). Among siblings that hold the same token the lowest index is taken.
+
+Rounding: none; integers.
+Errors: ValueError for parents that are no tree and for target_tokens of another shape.
+Source: DDTree (arXiv 2604.12989; liranringel/ddtree, `ddtree.py`).
 """
 
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Accept:
 
 
 def tree_accept(tree: Tree, target_tokens: np.ndarray) -> Accept:
-    """Walk every request's tree; see the top of this file."""
+    """Walk every request's tree."""
     check_tree(tree.parents, tree.sizes)
     requests, nodes = tree.parents.shape
     if np.shape(target_tokens) != (requests, nodes):

@@ -5,29 +5,36 @@
         key[p] = scratch[r, paths[r, i, p - starts[r]]]    p >= starts[r]: an ancestor, or i itself
     out = softmax(scale * q . key) . key[:latent]          over the positions that the node sees
 
-| name       | shape                | dtype                                                  |
-|------------|----------------------|--------------------------------------------------------|
-| q          | [R, N, h, W]         | bfloat16 or float32; W = latent + rope                 |
-| pages      | [P, 64, W]           | bfloat16 or float32                                    |
-| scratch    | [R, N, W]            | dtype of the pages                                     |
-| page_table | [R, M]               | integer; only entries below starts[r] / 64 are read    |
-| starts     | [R]                  | integer: committed positions, 0 allowed                |
-| paths      | [R, N, depths]       | int32 nodes from the root to i itself, then -1         |
-| sizes      | [R]                  | integer: real nodes; rows from there on give zeros     |
-| out        | [R, N, h, latent]    | dtype of q                                             |
-
 Keys are taken in chunks of 64 absolute positions, in order, under a running maximum:
     top' = max(top, scores)   decay = exp(top - top')   e = exp(scores - top')
     total = total * decay + sum(e)      acc = acc * decay + round(e) @ values
-where round goes to the dtype of q. Splits end at fixed absolute positions (every 512 below 16384,
-then every 2048); each starts afresh, and their partials are added in position order with weights
-exp(top - greatest top). out = acc / total, rounded to the dtype of q.
+Splits end at fixed absolute positions (every 512 below 16384, then every 2048); each starts afresh,
+and their partials are added in position order with weights exp(top - greatest top). At the end
+out = acc / total.
+
+| name       | shape             | dtype, meaning                                      |
+|------------|-------------------|-----------------------------------------------------|
+| q          | [R, N, h, W]      | bfloat16 or float32; W = latent + rope              |
+| pages      | [P, 64, W]        | bfloat16 or float32                                 |
+| scratch    | [R, N, W]         | dtype of the pages                                  |
+| page_table | [R, M]            | integer; only entries below starts[r] / 64 are read |
+| starts     | [R]               | integer: committed positions, 0 allowed             |
+| paths      | [R, N, depths]    | int32 nodes from the root to i itself, then -1      |
+| sizes      | [R]               | integer: real nodes; rows from there on give zeros  |
+| scale      | scalar            | float: factor of the scores (`rope.yarn`)           |
+| latent     | scalar            | int: columns of a key that are its value, 1 .. W    |
+| out        | [R, N, h, latent] | dtype of q                                          |
 
 A fully committed chunk is shared by all nodes; a later one is gathered along each node's path, with
 zeros (score -inf, weight exactly 0) where the node sees nothing. Either way a node and a chunk are
 one product of fixed shape: a key gives the same bits from a page as from scratch, and a node's bits
 never depend on other nodes.
+
+Rounding: float32 inside; e to the dtype of q before it meets the values; out, once.
 Errors: ValueError when shapes do not fit.
+Source: absorbed MLA: DeepSeek-V2 (arXiv 2405.04434), section 2.1; the running maximum: online
+softmax (arXiv 1805.02867) and FlashAttention (arXiv 2205.14135), section 3.1; attention of a tree:
+SpecInfer (arXiv 2305.09781) and DDTree (arXiv 2604.12989); splits at absolute positions are ours.
 """
 
 import numpy as np
@@ -53,6 +60,7 @@ def tree_attention(
     scale: float,
     latent: int,
 ) -> np.ndarray:
+    """Every real node over the positions that it sees."""
     if pages.shape[1:] != (CHUNK, q.shape[-1]) or scratch.shape != (*q.shape[:2], q.shape[-1]):
         raise ValueError(f"pages {pages.shape}, scratch {scratch.shape} do not fit q {q.shape}")
     if paths.shape[:2] != q.shape[:2] or not 0 < latent <= q.shape[-1]:

@@ -1,17 +1,20 @@
 """The budget most probable continuations of each request, as a tree (DDTree's best-first search).
 
-Depth d offers k ranked candidates, the same ones below every parent. A node is a path of ranks
-(r1 .. rd), d <= L, and its score the float32 sum, from left to right, of log_probs[0][r1] ..
-log_probs[d-1][rd]. Nodes are numbered by ascending (-score, rank path), the root being 0. As
-log-probabilities are not positive and descend with the rank, a parent precedes its children, a
-likelier sibling the less likely, and the tree of a smaller budget is a prefix of the larger one.
+    node:   a path of ranks (r1 .. rd), d <= L; the root is the empty path
+    score:  (log_probs[0][r1] + log_probs[1][r2]) + .. + log_probs[d-1][rd]
+    nodes are numbered by ascending (-score, path); the root is 0
+
+Depth d offers k ranked candidates, the same ones below every parent. As log-probabilities are not
+positive and descend with the rank, a parent precedes its children, a likelier sibling the less
+likely, and the tree of a smaller budget is a prefix of the larger one.
 
 | name        | shape     | dtype, meaning                                                |
 |-------------|-----------|---------------------------------------------------------------|
 | root_tokens | [R]       | integer: last committed token                                 |
 | token_ids   | [R, L, k] | integer: candidates of each depth; L = 0 or k = 0: root alone |
 | log_probs   | [R, L, k] | float32, descending, <= 0; see below for -inf and NaN         |
-| max_depths  | [R]       | optional: no node of request r is deeper than max_depths[r]   |
+| budget      | scalar    | int >= 0: nodes besides the root, at most                     |
+| max_depths  | [R]       | integer: no node of request r is deeper; None: L              |
 | tokens      | [R, N]    | int32; N = budget + 1, real rows first; padding -1            |
 | parents     | [R, N]    | int32; -1 for the root and padding                            |
 | depths      | [R, N]    | int32; 0 for the root and padding                             |
@@ -22,7 +25,10 @@ A log-probability of -inf makes a node like any other, after all finite ones. A 
 ends at its first NaN, and the depths end with an empty list: an unusable draft gives the root
 alone.
 
-Errors: ValueError naming the argument. Source: arXiv 2604.12989; the total order is ours.
+Rounding: a score is a float32 sum from left to right, each step rounded.
+Errors: ValueError naming the argument.
+Source: DDTree (arXiv 2604.12989; liranringel/ddtree, `ddtree.py`, `build_ddtree_tree`); the total
+order and the float32 sum are ours.
 """
 
 from dataclasses import dataclass
@@ -66,7 +72,7 @@ def tree_build(
     budget: int,
     max_depths: np.ndarray | None = None,
 ) -> Tree:
-    """The tree of each request; see the top of this file."""
+    """The tree of each request."""
     _check(root_tokens, token_ids, log_probs, budget, max_depths)
     requests, depth, _ = log_probs.shape
     tree = empty_tree(requests, budget + 1)

@@ -10,8 +10,10 @@
 | first_child  | [R, N] | int32, -1 for none and in padding                  |
 | next_sibling | [R, N] | int32, -1 for none and in padding                  |
 
-SGLang's verify kernels take the same pair as `retrive_next_token` and `retrive_next_sibling`.
+Rounding: none; integers.
 Errors: ValueError for parents that are no tree.
+Source: SGLang (`sgl-kernel/csrc/speculative/eagle_utils.cu`), whose verify kernels take the pair as
+`retrive_next_token` and `retrive_next_sibling`.
 """
 
 import numpy as np

@@ -1,18 +1,22 @@
 """Which nodes a node may see: itself and its ancestors, as bits and as a list.
 
-    words[r, i]  bit j of word j // 64 is set  <=>  j is i or an ancestor of i
-    paths[r, i]  the same nodes by index, root .. i, then -1
+    words[r, i]  bit j % 64 of word j // 64 is set  <=>  j is i or an ancestor of i
+    paths[r, i]  the same nodes by index, root .. i, then -1           (`tree_paths`)
 
-| name    | shape              | dtype, meaning                                       |
-|---------|--------------------|------------------------------------------------------|
-| parents | [R, N]             | integer; parents[:, 0] = -1, parents[i] < i          |
-| depths  | [R, N]             | integer: edges from the root                         |
-| sizes   | [R]                | integer: real nodes; nothing is read from there on   |
-| words   | [R, N, ceil(N/64)] | uint64; padding rows 0                               |
-| paths   | [R, N, width]      | int32; padding rows -1; width: the largest depth + 1 |
+| name    | shape              | dtype, meaning                                     |
+|---------|--------------------|----------------------------------------------------|
+| parents | [R, N]             | integer; parents[:, 0] = -1, parents[i] < i        |
+| depths  | [R, N]             | integer: edges from the root                       |
+| sizes   | [R]                | integer: real nodes; nothing is read from there on |
+| width   | scalar             | int: columns of paths; None: the largest depth + 1 |
+| words   | [R, N, ceil(N/64)] | uint64; padding rows 0                             |
+| paths   | [R, N, width]      | int32; padding rows -1                             |
 
+Rounding: none; integers.
 Errors: ValueError for parents that are no tree, for depths that do not follow from them, and for a
 width that is too small.
+Source: the visibility of DDTree (arXiv 2604.12989; liranringel/ddtree, `ddtree.py`); bits as in
+SGLang's `eagle_utils.cu`, whose words end at 32 nodes.
 """
 
 import numpy as np
