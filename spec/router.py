@@ -25,7 +25,7 @@ Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2, and its modelling code
 
 import numpy as np
 
-from ddtree_numba.spec.numerics import BF16, Cost, matvec
+from ddtree_numba.spec.numerics import BF16, Cost, largest, matvec
 
 TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # weights; experts are exact but for near-ties
 
@@ -43,7 +43,7 @@ def router(
         raise ValueError(f"gate {gate.shape} does not fit rows of {h.shape}")
     with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
         scores = np.float32(1) / (np.float32(1) + np.exp(-matvec(h, gate)))
-    experts = np.argsort(-(scores + bias), axis=-1, kind="stable")[..., :k]
+    experts = largest(scores + bias, k)
     picked = np.take_along_axis(scores, experts, axis=-1)
     total = np.cumsum(picked, axis=-1)[..., -1:]  # cumsum adds in order, sum does not promise it
     weights = picked / (total + np.float32(1e-20)) * np.float32(scaling)
