@@ -6,10 +6,10 @@ the keys of DEFAULTS and rope_type, factor, original_max_position_embeddings, an
 where the file gives one.
 """
 
-import math
 from typing import Any
 
 from ddtree_numba.model.fields import Fields
+from ddtree_numba.spec.rope import yarn_amplitude, yarn_mscale
 
 # Missing keys mean what DeepSeek's modelling code makes of them.
 DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
@@ -52,11 +52,6 @@ def _scaling(section: Fields) -> dict[str, Any] | None:
     return scaling
 
 
-def yarn_mscale(factor: float, mscale: float) -> float:
-    """0.1 * mscale * ln(factor) + 1, and 1 without stretching."""
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
 def draft_attention_factor(scaling: dict[str, Any] | None) -> float:
     """What multiplies cos and sin of the drafter.
 
@@ -68,7 +63,6 @@ def draft_attention_factor(scaling: dict[str, Any] | None) -> float:
         return 1.0
     if "attention_factor" in scaling:
         return float(scaling["attention_factor"])
-    factor = scaling["factor"]
     if scaling["rope_type"] == "yarn":
-        return yarn_mscale(factor, 1.0)
-    return yarn_mscale(factor, scaling["mscale"]) / yarn_mscale(factor, scaling["mscale_all_dim"])
+        return yarn_mscale(scaling["factor"], 1.0)
+    return yarn_amplitude(scaling)

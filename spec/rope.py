@@ -71,7 +71,7 @@ def yarn(config) -> tuple[np.ndarray, float]:
     scaling = config.rope_scaling or {}
     width = config.qk_nope_head_dim + config.qk_rope_head_dim
     inv_freq = yarn_frequencies(config.qk_rope_head_dim, config.rope_theta, scaling)
-    return inv_freq, width**-0.5 * _mscale(scaling, "mscale_all_dim") ** 2
+    return inv_freq, width**-0.5 * _scaled(scaling, "mscale_all_dim") ** 2
 
 
 def yarn_frequencies(dim: int, theta: float, scaling: dict | None) -> np.ndarray:
@@ -96,14 +96,17 @@ def yarn_frequencies(dim: int, theta: float, scaling: dict | None) -> np.ndarray
 
 def yarn_amplitude(scaling: dict | None) -> float:
     """Factor on cosine and sine; 1 when mscale equals mscale_all_dim, as in K2.6."""
-    return _mscale(scaling or {}, "mscale") / _mscale(scaling or {}, "mscale_all_dim")
+    return _scaled(scaling or {}, "mscale") / _scaled(scaling or {}, "mscale_all_dim")
 
 
-def _mscale(scaling: dict, key: str) -> float:
-    factor = scaling.get("factor", 1.0)
-    if factor <= 1:
-        return 1.0
-    return 0.1 * scaling.get(key, 1.0 if key == "mscale" else 0.0) * math.log(factor) + 1
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """m(mscale) of the formula above; 1 where nothing is stretched."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _scaled(scaling: dict, key: str) -> float:
+    mscale = scaling.get(key, 1.0 if key == "mscale" else 0.0)
+    return yarn_mscale(scaling.get("factor", 1.0), mscale)
 
 
 CASES: dict[str, dict] = {
