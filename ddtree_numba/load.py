@@ -67,6 +67,14 @@ def choose_backend(backend: str, dtype: str) -> NumpyBackend:
     return NumpyBackend(dtype)
 
 
+def drafter_folder(folder: Path, drafter: str | Path | None) -> Path | None:
+    """Where the drafter is: as named, else the model's subfolder `drafter`; None without one."""
+    if drafter is not None:
+        return Path(drafter)
+    inside = folder / "drafter"
+    return inside if (inside / "config.json").is_file() else None
+
+
 def load_checkpoint(
     folder: str | Path,
     drafter: str | Path | None,
@@ -83,9 +91,8 @@ def load_checkpoint(
     ops = choose_backend(backend, dtype)
     folder = Path(folder)
     config = load_config(folder)
-    if drafter is None and (folder / "drafter" / "config.json").is_file():
-        drafter = folder / "drafter"
-    drafter_config = load_drafter_config(Path(drafter)) if drafter is not None else None
+    draft_folder = drafter_folder(folder, drafter)
+    drafter_config = load_drafter_config(draft_folder) if draft_folder is not None else None
     if drafter_config is not None:
         check_pair(config, drafter_config)
     check_tp(config, tp, drafter_config)
@@ -95,8 +102,8 @@ def load_checkpoint(
         report = partial(_share, progress, rank, tp) if progress else None
         target = load_target(folder, config, rank, tp, progress=report)
         draft = None
-        if drafter is not None and drafter_config is not None:
-            draft = load_drafter(Path(drafter), drafter_config, rank, tp)
+        if draft_folder is not None and drafter_config is not None:
+            draft = load_drafter(draft_folder, drafter_config, rank, tp)
         weights.append((target, draft))
     seconds = time.perf_counter() - begin
     return Loaded(config, drafter_config, tokenizer, weights, ops, seconds)
