@@ -1,0 +1,241 @@
+"""The next-token kernels: the specification's tokens, every filter, every edge, every order."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba.cuda")
+
+from ddtree_numba.kernels.next_token import Shape, next_token, workspace_words
+from ddtree_numba.kernels.row_settings import settings
+from ddtree_numba.spec import next_token as spec
+from ddtree_numba.spec.next_token import SamplingParams
+from ddtree_numba.spec.numerics import BF16, F32
+from tests.gpu_arrays import to_gpu, to_host
+
+SMALL = {
+    name: case | dict(rows=min(case["rows"], 2 if case["vocabulary"] > 500 else 5))
+    for name, case in spec.CASES.items()
+    if not name.startswith("k26")
+}
+SMALL_BLOCKS = Shape(threads=32, bits=5)  # less for the executor to do, and more blocks
+PRODUCT = Shape()
+GREEDY, PLAIN = SamplingParams(), SamplingParams(temperature=1.0)
+
+
+def on_kernel(logits, positions, seeds, params, shape=SMALL_BLOCKS):
+    rows = len(logits)
+    workspace = np.zeros(workspace_words(rows, True, shape), np.int64)
+    out = np.empty(rows, np.int32)
+    given = settings(params, rows)
+    made = next_token(logits, positions, seeds, given, workspace=workspace, out=out, shape=shape)
+    assert made is out
+    assert not state_of(workspace, rows).any(), "left as it was"
+    return out
+
+
+def state_of(workspace, rows):
+    """What must be zero between calls: each row's cells, and all bins."""
+    cells = workspace[: rows * 8].reshape(rows, 8)[:, :4]
+    return np.concatenate([cells.ravel(), workspace[rows * 8 :]])
+
+
+def draw(rows, params, seed=0, shape=SMALL_BLOCKS):
+    rows = np.asarray(rows, F32)
+    given = rows, np.arange(len(rows)), np.full(len(rows), seed, np.uint64), params
+    tokens = on_kernel(*given, shape)
+    assert np.array_equal(tokens, spec.next_token(*given))
+    return tokens
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_equals_the_specification(name, dtype, rng):
+    given = spec.inputs(SMALL[name], rng)
+    given["logits"] = given["logits"].astype(dtype)
+    assert np.array_equal(on_kernel(**given), spec.next_token(**given))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, top_k=1)])
+def test_s07_ties_go_to_the_lowest_id(params):
+    assert draw([[1, 3, 3, 0]], params).tolist() == [1]
+    assert draw([[-1, -0.0, 0.0, -1]], params).tolist() == [1]
+    across = np.zeros((1, 600))  # three blocks
+    assert draw(across, params).tolist() == [0]
+    across[0, [255, 256, 512]] = 1
+    assert draw(across, params).tolist() == [255]
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN, SamplingParams(0.7, 3, 0.9, 0.1)])
+def test_s12_a_row_without_a_distribution_gives_no_token(params):
+    rows = np.random.default_rng(1).standard_normal((6, 10)).astype(F32)
+    rows[0] = np.nan
+    rows[1, 9] = np.nan
+    rows[1, 9] = np.copysign(np.nan, -1)
+    rows[2] = -np.inf
+    rows[3, 4] = np.inf
+    assert draw(rows, params)[:4].tolist() == [-1, -1, -1, -1]
+    assert draw(np.empty((0, 10)), params).shape == (0,)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.3, 1e30, 1e300])
+def test_an_excluded_token_never_wins(temperature):
+    rows = np.full((8, 9), -np.inf)
+    rows[:, [2, 5]] = -80.0, 60.0
+    rows[4:, [2, 5]] = -3e38, -3.2e38  # overflows at low temperature, and must not vanish
+    for params in (SamplingParams(temperature), SamplingParams(temperature, 5, 0.99, 1e-9)):
+        assert set(draw(rows, params).tolist()) <= {2, 5}
+
+
+FILTERS = [
+    dict(top_k=1),
+    dict(top_k=7),
+    dict(top_p=0.5),
+    dict(top_p=1e-12),
+    dict(top_p=1 - 2**-53),
+    dict(min_p=0.2),
+    dict(min_p=1.0),
+    dict(top_k=40, top_p=0.9),
+    dict(top_k=40, top_p=0.9, min_p=0.05),
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0, 200.0])
+def test_filters_on_flat_and_steep_rows(filters, spread, rng):
+    """Flat: ties decide, by id. Steep: far beyond the two octaves of the first launch."""
+    rows = rng.standard_normal((2, 200)).astype(F32) * F32.type(spread)
+    rows[1] = rows[1].round(1)
+    for temperature in (0.5, 3.0):
+        draw(rows, SamplingParams(temperature, **filters))
+
+
+def test_the_threshold_may_lie_in_any_block(rng):
+    rows = rng.standard_normal((1, 1001)).astype(F32)
+    for top_k in (1, 100, 500, 1000):
+        draw(rows, SamplingParams(1.0, top_k=top_k))
+    draw(np.sort(rows), SamplingParams(1.0, top_k=256, top_p=0.3))
+
+
+def test_the_product_s_blocks_draw_the_same(rng):
+    """2,048 tokens a block, 2,048 bins a launch."""
+    rows = rng.standard_normal((1, 2500)).astype(F32)
+    draw(rows, SamplingParams(0.8, top_k=2100, top_p=0.9), shape=PRODUCT)
+    draw(rows, GREEDY, shape=PRODUCT)
+
+
+def test_s19_top_k_of_zero_or_of_the_whole_vocabulary_is_off(rng):
+    rows = rng.standard_normal((4, 16))
+    plain = draw(rows, PLAIN)
+    for k in (0, 16, 17, 2**40):
+        assert np.array_equal(draw(rows, SamplingParams(1.0, top_k=k)), plain)
+
+
+def test_every_row_has_its_own_parameters(rng):
+    """Greedy, plain and filtered requests in one batch; each as alone."""
+    params = [GREEDY, PLAIN, *(SamplingParams(0.8, **f) for f in FILTERS[:6])]
+    logits = rng.standard_normal((8, 100)).astype(F32) * 3
+    positions, seeds = rng.integers(0, 2**40, 8), rng.integers(0, 2**64, 8, np.uint64)
+    together = on_kernel(logits, positions, seeds, params)
+    for i in range(8):
+        row = slice(i, i + 1)
+        alone = spec.next_token(logits[row], positions[row], seeds[row], params[i])
+        assert together[i] == alone[0]
+
+
+@pytest.mark.parametrize("name", ["partial_block", "all_filters"])
+def test_a_row_does_not_depend_on_its_company(name, rng):
+    given = spec.inputs(spec.CASES[name] | dict(rows=4, vocabulary=300), rng)
+    together = on_kernel(**given)
+    for order in ([3, 0], [2], [1, 3, 2, 0]):
+        part = {n: v[order] for n, v in given.items() if n != "params"}
+        assert np.array_equal(on_kernel(**part, params=given["params"]), together[order])
+
+
+def test_draws_are_pinned():
+    logits = (np.arange(50) * 37 % 50 / 10).astype(F32)
+    rows, seeds = np.tile(logits, (8, 1)), np.full(8, 2**40 + 3, np.uint64)
+    tokens = on_kernel(rows, np.arange(8) + 2**33, seeds, PLAIN)
+    assert tokens.tolist() == [4, 31, 9, 31, 8, 5, 24, 47]
+
+
+def test_shapes_and_values_that_do_not_fit_are_named():
+    good = dict(
+        logits=np.zeros((2, 4), F32),
+        positions=np.zeros(2, np.int64),
+        seeds=np.zeros(2, np.uint64),
+        params=settings(PLAIN, 2),
+        workspace=np.zeros(workspace_words(2, False), np.int64),
+        out=np.empty(2, np.int32),
+    )
+    next_token(**good)
+    for change, message in (
+        (dict(positions=np.zeros(2, np.int32)), "positions: dtype int32, expected int64"),
+        (dict(seeds=np.zeros(3, np.uint64)), r"seeds: shape \(3,\), expected \(2,\)"),
+        (dict(out=np.empty(2, np.int64)), "out: dtype int64, expected int32"),
+        (dict(logits=np.zeros((2, 8), F32)[:, ::2]), "logits: not contiguous"),
+        (dict(logits=np.zeros((2, 0), F32)), "logits: 0 tokens"),
+        (dict(workspace=np.zeros(15, np.int64)), r"workspace: shape \(15,\), expected \(16,\)"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            next_token(**good | change)
+    with pytest.raises(ValueError, match="^params must have 2 entries, not 1"):
+        settings([PLAIN], 2)
+
+
+def many_rows(rows, vocabulary, rng):
+    return dict(
+        logits=(rng.standard_normal((rows, vocabulary)) * 2).astype(F32),
+        positions=rng.integers(0, 2**40, rows),
+        seeds=rng.integers(0, 2**64, rows, np.uint64),
+    )
+
+
+@pytest.mark.parametrize("rows", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_many_rows_draw_the_specification_s_tokens(rows, rng):
+    given = many_rows(rows, 16, rng) | dict(params=PLAIN)
+    assert np.array_equal(on_kernel(**given), spec.next_token(**given))
+
+
+def on_gpu(logits, positions, seeds, params):
+    import cupy
+
+    rows = len(logits)
+    given = to_gpu(dict(logits=logits, positions=positions, seeds=seeds))
+    workspace = cupy.zeros(workspace_words(rows, True), np.int64)
+    made = settings(params, rows)
+    placed = replace(made, **{n: to_gpu(getattr(made, n)) for n in ARRAYS})
+    out = cupy.empty(rows, np.int32)
+    next_token(**given, params=placed, workspace=workspace, out=out)
+    first = to_host(out)
+    next_token(**given, params=placed, workspace=workspace, out=out)
+    assert np.array_equal(first, to_host(out)), "the workspace serves again"
+    assert not state_of(to_host(workspace), rows).any()
+    return first
+
+
+ARRAYS = ("temperature", "top_k", "share", "min_p")
+SAMPLED = [PLAIN, *(SamplingParams(0.8, **f) for f in FILTERS)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("params", [GREEDY, *SAMPLED], ids=str)
+@pytest.mark.parametrize("rows", [1, 17])
+def test_gpu_equals_the_specification(params, rows, rng):
+    given = spec.inputs(spec.CASES["k26"] | dict(rows=rows), rng) | dict(params=params)
+    assert np.array_equal(on_gpu(**given), spec.next_token(**given))
+
+
+@pytest.mark.gpu
+def test_gpu_64_requests_of_65_nodes(rng):
+    given = many_rows(64 * 65, 16_384, rng) | dict(params=GREEDY)
+    given["logits"] = given["logits"].round(1)  # ties
+    assert np.array_equal(on_gpu(**given), spec.next_token(**given))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("params", SAMPLED, ids=str)
+def test_gpu_10_000_rows_draw_the_specification_s_tokens(params, rng):
+    given = many_rows(10_000, 2_048, rng) | dict(params=params)
+    assert np.array_equal(on_gpu(**given), spec.next_token(**given))
