@@ -5,11 +5,10 @@ import pytest
 
 from ddtree_numba.spec.absorb import CASES, absorb, inputs
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 
-
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_float64_up_to_one_rounding(name, rng):
     given = inputs(CASES[name], rng)
     out = absorb(**given)

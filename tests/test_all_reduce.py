@@ -5,11 +5,10 @@ import pytest
 
 from ddtree_numba.spec.all_reduce import CASES, all_reduce, inputs
 from ddtree_numba.spec.numerics import BF16, F32, bf16
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 
-
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_a_sum_of_scalars(name, rng):
     partials = inputs(CASES[name], rng)["partials"]
     out = all_reduce(partials)

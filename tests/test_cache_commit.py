@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ddtree_numba.spec.cache_commit import CASES, cache_commit, inputs
+from tests.cases import small
 
-SMALL = [name for name in CASES if not name.startswith("k26")]
 POISON = -999.0
 
 
@@ -24,7 +24,7 @@ def bits(x):
     return x.view(np.uint16 if x.itemsize == 2 else np.uint32)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", small(CASES))
 def test_writes_the_named_rows_and_nothing_else(name):
     arguments = inputs(CASES[name], np.random.default_rng(0))
     expected, scratch = row_by_row(**arguments), arguments["scratch"].copy()

@@ -4,14 +4,9 @@ Every rule is a function of a folder that returns what breaks it, and is shown a
 """
 
 import ast
-import importlib
-import inspect
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-from ddtree_numba.spec.numerics import Cost
 
 ROOT = Path(__file__).resolve().parents[1]
 OPERATIONS = [
@@ -124,39 +119,6 @@ def test_no_module_imports_upwards():
 @pytest.mark.parametrize("folder", ["spec", "model"])
 def test_packages_import_nothing_by_themselves(folder):
     assert not list(imports(ROOT / folder / "__init__.py"))
-
-
-def small_cases(spec):
-    """Cases below published size; those are for benches."""
-    return {name: case for name, case in spec.CASES.items() if not name.startswith("k26")}
-
-
-@pytest.mark.parametrize("stem", sorted(set(OPERATIONS) | (stems(ROOT / "spec") - SHARED)))
-def test_a_specification_exports_all_that_tests_and_benches_need(stem):
-    spec = importlib.import_module(f"ddtree_numba.spec.{stem}")
-    function = getattr(spec, stem)
-    assert spec.__doc__ and "Errors:" in spec.__doc__
-    assert small_cases(spec), "named edge cases"
-    assert len(small_cases(spec)) < len(spec.CASES), "a case of published size, named k26..."
-    assert spec.TOLERANCE == 0 or set(spec.TOLERANCE) == {"rtol", "atol"}
-    parameters = inspect.signature(function).parameters.values()
-    required = {p.name for p in parameters if p.default is inspect.Parameter.empty}
-    for name, case in spec.CASES.items():
-        cost = spec.cost(case)
-        assert isinstance(cost, Cost) and cost.bytes >= 0 and cost.flops >= 0, name
-    for name, case in small_cases(spec).items():
-        arguments = spec.inputs(case, np.random.default_rng(0))
-        assert required <= set(arguments) <= {p.name for p in parameters}, name
-
-
-@pytest.mark.parametrize("stem", sorted(OPERATIONS))
-def test_inputs_follow_from_the_generator_alone(stem):
-    spec = importlib.import_module(f"ddtree_numba.spec.{stem}")
-    case = next(iter(small_cases(spec).values()))
-    one, two = (spec.inputs(case, np.random.default_rng(7)) for _ in range(2))
-    for name, value in one.items():
-        if isinstance(value, np.ndarray):
-            assert value.tobytes() == two[name].tobytes(), name
 
 
 @pytest.fixture

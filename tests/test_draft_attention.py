@@ -5,8 +5,8 @@ import pytest
 
 from ddtree_numba.spec.draft_attention import CASES, draft_attention, inputs
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 SMALL = dict(B=8, hq=4, hkv=2, d=16)
 
 
@@ -38,7 +38,7 @@ def dense(given):
     return out
 
 
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_a_dense_masked_softmax(name, rng):
     given = as_float32(inputs(CASES[name], rng))
     np.testing.assert_allclose(draft_attention(**given), dense(given), rtol=2e-5, atol=2e-6)

@@ -7,8 +7,7 @@ import pytest
 
 from ddtree_numba.spec.draft_topk import CASES, draft_topk, inputs
 from ddtree_numba.spec.numerics import BF16, F32
-
-SMALL = [name for name in CASES if not name.startswith("k26")]
+from tests.cases import small
 
 
 def by_sorting(row, k):
@@ -20,7 +19,7 @@ def by_sorting(row, k):
     return ids, [float(row[i]) - log_sum for i in ids]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_a_full_sort(name):
     arguments = inputs(CASES[name], np.random.default_rng(0))
     logits, k = arguments["logits"], min(arguments["k"], CASES[name]["vocabulary"])

@@ -6,11 +6,10 @@ import pytest
 from ddtree_numba.spec.all_reduce import all_reduce
 from ddtree_numba.spec.embed import CASES, embed, inputs
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 
-
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_rows_are_copied_and_others_are_zero(name, rng):
     given = inputs(CASES[name], rng)
     out = embed(**given)

@@ -9,9 +9,9 @@ pytest.importorskip("numba.cuda")
 from ddtree_numba.kernels.cache_commit import cache_commit, element_at
 from ddtree_numba.spec import cache_commit as spec
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.cases import small
 from tests.gpu_arrays import to_gpu, to_host
 
-CPU = [name for name in spec.CASES if not name.startswith("k26")]
 POISON = -999.0
 
 
@@ -24,7 +24,7 @@ def bits(x):
     return x.view(np.uint16 if x.itemsize == 2 else np.uint32)
 
 
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(spec.CASES))
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_equals_the_specification(name, dtype, rng):
     given = given_of(spec.CASES[name], rng)

@@ -5,11 +5,10 @@ import pytest
 
 from ddtree_numba.spec.kv_append import CASES, inputs, kv_append
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 
-
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_rows_are_latent_then_rope(name, rng):
     given = inputs(CASES[name], rng)
     out = kv_append(**given)

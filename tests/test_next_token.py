@@ -8,8 +8,8 @@ import pytest
 from ddtree_numba.spec.next_token import CASES, SamplingParams, inputs, kept, next_token, scale
 from ddtree_numba.spec.noise import exponential, philox, random_words
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.cases import small
 
-SMALL = [name for name in CASES if not name.startswith("k26")]
 GREEDY, PLAIN = SamplingParams(), SamplingParams(temperature=1.0)
 
 
@@ -227,7 +227,7 @@ def test_draws_are_pinned():
 # Rows
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", small(CASES))
 def test_a_row_does_not_depend_on_its_company(name):
     arguments = inputs(CASES[name], np.random.default_rng(5))
     together = next_token(**arguments)

@@ -64,12 +64,17 @@ def test_l07_filler_nibbles_of_the_last_word_are_cut_off():
         assert values[0, 16:].tolist() == [0xB - 8, 0xA - 8, 0x9 - 8, 0x8 - 8]
     packed = pack_int4(np.full((2, 20), 7, np.int8))
     assert packed.shape == (2, 3) and np.all(unpack_int4(packed, (2, 20)) == 7)
+    assert np.all(packed.view(np.uint32)[:, 2] >> 16 == 0)  # fillers that decode to -8
+    matrix = Int4Matrix(packed[None], bf16(np.full((1, 2, 1), 0.5)), (2, 20))
+    assert matrix.dense(0).tolist() == [[3.5] * 20] * 2
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_l07_weight_shape_of_either_width_must_fit_the_words(dtype):
     shape = np.array([2, 20], dtype)
     assert unpack_int4(np.zeros((2, 3), np.int32), shape).shape == (2, 20)
+    weight = dequantize_int4(np.zeros((2, 3), np.int32), bf16(np.ones((2, 1))), shape)
+    assert weight.shape == (2, 20) and (weight == -8).all()
     with pytest.raises(ValueError, match="weight_shape"):
         unpack_int4(np.zeros((2, 2), np.int32), shape)
     with pytest.raises(ValueError, match="weight_scale"):

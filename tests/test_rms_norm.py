@@ -5,8 +5,7 @@ import pytest
 
 from ddtree_numba.spec.numerics import BF16, F32, bf16
 from ddtree_numba.spec.rms_norm import CASES, inputs, rms_norm
-
-CPU = [name for name in CASES if not name.startswith("k26")]
+from tests.cases import small
 
 
 def dense(x, weight, eps):
@@ -14,7 +13,7 @@ def dense(x, weight, eps):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
 
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_float64_up_to_one_rounding(name, rng):
     given = inputs(CASES[name], rng)
     x, residual = given["x"], given["residual"]

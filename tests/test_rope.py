@@ -7,8 +7,8 @@ import pytest
 
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.spec.rope import CASES, inputs, rope, yarn, yarn_amplitude, yarn_frequencies
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 K26 = dict(
     type="yarn",
     factor=64.0,
@@ -43,7 +43,7 @@ def dense(x, positions, inv_freq, interleaved, amplitude):
     return out
 
 
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_complex_rotation(name, rng):
     given = inputs(CASES[name], rng)
     out = rope(**given)

@@ -7,8 +7,7 @@ import pytest
 
 from ddtree_numba.spec.numerics import F32, bf16
 from ddtree_numba.spec.router import CASES, inputs, router
-
-CPU = [name for name in CASES if not name.startswith("k26")]
+from tests.cases import small
 
 
 def logit(p):
@@ -32,7 +31,7 @@ def loop(h, gate, bias, k, scaling):
     return np.array(experts, np.int32).reshape(-1, k), np.array(weights).reshape(-1, k)
 
 
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_a_loop_in_float64(name, rng):
     given = inputs(CASES[name], rng)
     experts, weights = router(**given)

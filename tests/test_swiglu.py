@@ -5,11 +5,10 @@ import pytest
 
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.spec.swiglu import CASES, inputs, swiglu
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 
-
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_float64_up_to_one_rounding(name, rng):
     gate_up = inputs(CASES[name], rng)["gate_up"]
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)

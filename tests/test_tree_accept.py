@@ -1,4 +1,4 @@
-"""The walk through the tree: against a plain search, S22's trees, vectors of SGLang's tests."""
+"""The walk through the tree: against a plain search, malformed trees, vectors of SGLang's tests."""
 
 import numpy as np
 import pytest

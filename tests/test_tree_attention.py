@@ -6,8 +6,8 @@ import pytest
 from ddtree_numba.spec import tree_attention as spec
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.spec.tree_attention import CASES, inputs, random_paths, tree_attention
+from tests.cases import small
 
-CPU = [name for name in CASES if not name.startswith("k26")]
 SMALL = dict(N=17, h=2, W=24, latent=16)
 
 
@@ -53,7 +53,7 @@ def as_decoding(given, r, i):
     )
 
 
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", small(CASES))
 def test_agrees_with_a_dense_softmax(name, rng):
     given = as_float32(inputs(CASES[name], rng))
     np.testing.assert_allclose(tree_attention(**given), dense(given), rtol=2e-5, atol=2e-6)
@@ -90,7 +90,7 @@ def test_values_meet_rounded_weights_and_the_sum_does_not():
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("name", [name for name in CPU if name != "chain"])
+@pytest.mark.parametrize("name", [name for name in small(CASES) if name != "chain"])
 def test_s09_a_node_has_the_bits_of_plain_decoding(name, dtype, rng):
     """The law: a key gives the same bits from a page as from scratch, whoever else is there."""
     given = inputs(CASES[name], rng)
