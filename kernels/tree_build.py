@@ -101,9 +101,84 @@ def load(table, ids, log_probs, token_ids, first, lists, candidates, limit):
         ids[place + rows * ROW + ranks] = tokens[n]
 
 
+def make_search(slots: int):
+    """The search by one warp, whose lanes hold `slots` nodes each.
+
+    It leaves in shared memory the offer that each node was, its score, and how many there are.
+    """
+
+    @cuda.jit(device=True, inline="always")
+    def search(table, budget, chosen, found, size):
+        lane = int32(cuda.threadIdx.x)
+        offer = cuda.local.array(slots, int32)  # of node s * WARP + lane
+        bad = cuda.local.array(slots, uint32)  # badness of what it offers
+        path = cuda.local.array(slots, uint32)  # its code
+        sibling = cuda.local.array(slots, float32)  # log-probability of the next sibling
+        child = cuda.local.array(slots, float32)  # and of the first child
+        score = cuda.local.array(slots, float32)  # of the node itself
+        was = cuda.local.array(slots, int32)  # the offer that it was
+        # through a shuffle, lest the compiler find the address anew in each step
+        at = ptx.shfl_idx(ptx.shared_address(table), 0)
+        for s in range(slots):
+            offer[s], bad[s], path[s] = 0, NOTHING, FIRST
+            score[s], was[s] = float32(0), 0
+            sibling[s], child[s] = table[1], table[ROW]
+        if lane == 0:
+            offer[0], bad[0] = ONE, badness(table[0])
+        best, value, n = int32(0), float32(0), int32(1)
+        least = ptx.redux_min(bad[0])
+        while n <= budget and least <= INFINITY:
+            value = score_of(least)
+            mine, below, earliest = int32(0), uint32(NOTHING), uint32(LAST)
+            for s in range(slots):
+                if bad[s] == least:
+                    mine, below = int32(mine + offer[s]), badness(value + child[s])
+                    earliest = min(earliest, path[s])
+            best, deeper = int32(ptx.redux_add(mine)), ptx.redux_min(below)
+            earliest = ptx.redux_min(earliest)
+            if best >= 2 * ONE:  # a tie
+                mine, below = int32(0), uint32(NOTHING)
+                for s in range(slots):
+                    if bad[s] == least and path[s] == earliest:
+                        mine, below = offer[s], badness(value + child[s])
+                best, deeper = int32(ptx.redux_add(mine)), ptx.redux_min(below)
+            parent = parent_of(best)
+            for s in range(slots):
+                # of many slots, pass over those that stay
+                if slots <= 2 or s == parent >> 5 or s == n >> 5:
+                    node = int32(s * WARP + lane)
+                    won = node == parent  # select: a branch would part the lanes
+                    following = sibling_path(path[s], (offer[s] & RANK) + 1)
+                    offer[s] += int32(won)
+                    bad[s] = cuda.selp(won, badness(score[s] + sibling[s]), bad[s])
+                    path[s] = cuda.selp(won, following, path[s])
+                    if node == n:
+                        offer[s] = ONE + (node << PARENT) + first_child(best & PLACE)
+                        bad[s], path[s] = deeper, child_path(earliest)
+                        score[s], was[s] = value, best
+                    place = offer[s] & PLACE
+                    sibling[s] = ptx.lds1_f(at + 4 * (place + 1))
+                    child[s] = ptx.lds1_f(at + 4 * first_child(place))
+            least = bad[0]
+            for s in range(1, slots):
+                least = min(least, bad[s])
+            least = ptx.redux_min(least)
+            n = int32(n + 1)
+        for s in range(slots):
+            chosen[s * WARP + lane] = was[s]
+            found[s * WARP + lane] = score[s]
+        if lane == 0:
+            size[0] = n
+            if n > slots * WARP:  # the last node has no lane
+                chosen[n - 1], found[n - 1] = best, value
+
+    return search
+
+
 @cache
 def make(slots: int, capped: bool) -> Kernel:
     nodes = slots * WARP + 1
+    search = make_search(slots)
 
     @kernel(
         threads=THREADS,
@@ -129,8 +204,8 @@ def make(slots: int, capped: bool) -> Kernel:
     ):
         table = cuda.shared.array(TABLE, float32)
         ids = cuda.shared.array(TABLE, int32)
-        chosen = cuda.shared.array(nodes, int32)  # the offer that each node was
-        found = cuda.shared.array(nodes, float32)  # its score
+        chosen = cuda.shared.array(nodes, int32)
+        found = cuda.shared.array(nodes, float32)
         size = cuda.shared.array(1, int32)
         request, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
         ptx.wait_for_previous()
@@ -142,86 +217,23 @@ def make(slots: int, capped: bool) -> Kernel:
         first = request * lists * candidates
         load(table, ids, log_probs, token_ids, first, lists, candidates, limit)
         cuda.syncthreads()
-
         if thread < WARP:
-            offer = cuda.local.array(slots, int32)  # of node s * WARP + thread
-            bad = cuda.local.array(slots, uint32)  # badness of what it offers
-            path = cuda.local.array(slots, uint32)  # its code
-            sibling = cuda.local.array(slots, float32)  # log-probability of the next sibling
-            child = cuda.local.array(slots, float32)  # and of the first child
-            score = cuda.local.array(slots, float32)  # of the node itself
-            was = cuda.local.array(slots, int32)  # the offer that it was
-            # through a shuffle, lest the compiler find the address anew in each step
-            at = ptx.shfl_idx(ptx.shared_address(table), 0)
-            for s in range(slots):
-                offer[s], bad[s], path[s] = 0, NOTHING, FIRST
-                score[s], was[s] = float32(0), 0
-                sibling[s], child[s] = table[1], table[ROW]
-            if thread == 0:
-                offer[0], bad[0] = ONE, badness(table[0])
-            best, value, n = int32(0), float32(0), int32(1)
-            least = ptx.redux_min(bad[0])
-            while n <= budget and least <= INFINITY:
-                value = score_of(least)
-                mine, below, earliest = int32(0), uint32(NOTHING), uint32(LAST)
-                for s in range(slots):
-                    if bad[s] == least:
-                        mine, below = int32(mine + offer[s]), badness(value + child[s])
-                        earliest = min(earliest, path[s])
-                best, deeper = int32(ptx.redux_add(mine)), ptx.redux_min(below)
-                earliest = ptx.redux_min(earliest)
-                if best >= 2 * ONE:
-                    mine, below = int32(0), uint32(NOTHING)
-                    for s in range(slots):
-                        if bad[s] == least and path[s] == earliest:
-                            mine, below = offer[s], badness(value + child[s])
-                    best, deeper = int32(ptx.redux_add(mine)), ptx.redux_min(below)
-                for s in range(slots):
-                    # of many slots, pass over those that stay
-                    if slots <= 2 or s == parent_of(best) >> 5 or s == n >> 5:
-                        node = int32(s * WARP + thread)
-                        won = node == parent_of(
-                            best
-                        )  # selections, as a branch would part the lanes
-                        following = sibling_path(path[s], (offer[s] & RANK) + 1)
-                        offer[s] += int32(won)
-                        bad[s] = cuda.selp(won, badness(score[s] + sibling[s]), bad[s])
-                        path[s] = cuda.selp(won, following, path[s])
-                        if node == n:
-                            offer[s] = ONE + (node << PARENT) + first_child(best & PLACE)
-                            bad[s], path[s] = deeper, child_path(earliest)
-                            score[s], was[s] = value, best
-                        place = offer[s] & PLACE
-                        sibling[s] = ptx.lds1_f(at + 4 * (place + 1))
-                        child[s] = ptx.lds1_f(at + 4 * first_child(place))
-                least = bad[0]
-                for s in range(1, slots):
-                    least = min(least, bad[s])
-                least = ptx.redux_min(least)
-                n = int32(n + 1)
-            for s in range(slots):
-                chosen[s * WARP + thread] = was[s]
-                found[s * WARP + thread] = score[s]
-            if thread == 0:
-                size[0] = n
-                if n == nodes:  # the last one has no lane
-                    chosen[n - 1], found[n - 1] = best, value
+            search(table, budget, chosen, found, size)
         cuda.syncthreads()
-
         if thread <= budget:
             i = request * (budget + 1) + thread
-            token, parent, depth, value = int32(-1), int32(-1), int32(0), ptx.as_float(0xFF800000)
+            token, parent, depth, score = int32(-1), int32(-1), int32(0), ptx.as_float(0xFF800000)
             if thread == 0:
-                token, value = root, float32(0)
+                token, score = root, float32(0)
                 sizes[request] = size[0]
             elif thread < size[0]:
                 place = chosen[thread] & PLACE
                 token, parent = ids[place], parent_of(chosen[thread])
-                depth, value = int32(place // ROW + 1), found[thread]
+                depth, score = int32(place // ROW + 1), found[thread]
             tokens[i] = token
             parents[i] = parent
             depths[i] = depth
-            scores[i] = value
+            scores[i] = score
 
     return tree_build_kernel
 
