@@ -1,9 +1,11 @@
-"""The shape of the repository: one operation, one name, everywhere; no upward imports; short files.
+"""The shape of the repository: one operation, one name, everywhere; no upward imports; short files;
+case ids that a table explains.
 
 Every rule is a function of a folder that returns what breaks it, and is shown a folder that does.
 """
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -104,12 +106,24 @@ def upward_imports(root):
     return wrong
 
 
+def unexplained(root):
+    """Ids in the names of tests that have no row in tests/CASES.md, and rows that have no test."""
+    files = sorted((root / "tests").glob("test_*.py"))
+    named = {i for f in files for i in re.findall(r"^def test_([a-z]\d\d)_", f.read_text(), re.M)}
+    rows = set(re.findall(r"^\| ([a-z]\d\d) \|", (root / "tests/CASES.md").read_text(), re.M))
+    return sorted(named - {"k26"} ^ rows)  # k26 is the model
+
+
 def test_every_operation_has_its_files():
     assert not missing_files(ROOT)
 
 
 def test_files_are_short():
     assert not long_files(ROOT)
+
+
+def test_every_case_id_is_explained():
+    assert not unexplained(ROOT)
 
 
 def test_no_module_imports_upwards():
@@ -154,6 +168,17 @@ def test_a_long_file_would_be_seen(toy):
     (toy / "model/deep/config.py").write_text("x = 1\n" * 301)
     (toy / "model/names.py").write_text("x = 1\n" * 300)
     assert long_files(toy) == ["model/deep/config.py: 301"]
+
+
+def test_an_id_without_a_row_would_be_seen(toy):
+    (toy / "tests/CASES.md").write_text(
+        "| id | the fault |\n|---|---|\n| s01 | .. |\n| s02 | .. |\n"
+    )
+    (toy / "tests/test_rope.py").write_text("def test_s01_a(): ...\ndef test_k26_b(): ...\n")
+    assert unexplained(toy) == ["s02"]
+    with (toy / "tests/test_rope.py").open("a") as file:
+        file.write("def test_s02_c(): ...\ndef test_m04_d(): ...\n")
+    assert unexplained(toy) == ["m04"]
 
 
 @pytest.mark.parametrize(
