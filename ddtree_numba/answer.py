@@ -1,10 +1,16 @@
 """One answer as it grows, and its two reports: a JSON record and a line for people."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddtree_numba.reasoning import ReasoningParser
 from ddtree_numba.request import Increment, Stats
+
+STATISTICS = (
+    *("prompt_tokens", "completion_tokens", "rounds", "tokens_per_round", "tokens_per_second"),
+    *("mode", "budget", "backend", "seed"),
+)
+TIMES = ("prefill_seconds", "decode_seconds")
 
 
 @dataclass
@@ -34,33 +40,23 @@ class Answer:
 
     def record(self) -> dict[str, Any]:
         """The fields of --json."""
-        stats = self.stats
         record: dict[str, Any] = {"text": self.text}
         if self.parser is not None:
             record["reasoning"] = self.reasoning
-        record |= {
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": stats and stats.prompt_tokens,
-            "completion_tokens": stats.completion_tokens if stats else len(self.token_ids),
-            "rounds": stats and stats.rounds,
-            "tokens_per_round": stats and stats.tokens_per_round,
-            "tokens_per_second": stats and stats.tokens_per_second,
-            "mode": stats and stats.mode,
-            "budget": stats and stats.budget,
-            "backend": stats and stats.backend,
-            "seed": stats and stats.seed,
-        }
+        record |= {"token_ids": self.token_ids, "finish_reason": self.finish_reason}
+        record |= self._statistics(STATISTICS)
         return record | ({"error": self.error} if self.error else {})
 
     def output_record(self, index: int) -> dict[str, Any]:
         """A line of --output."""
-        stats = self.stats
-        times = {
-            "prefill_seconds": stats and stats.prefill_seconds,
-            "decode_seconds": stats and stats.decode_seconds,
-        }
-        return {"index": index, **self.record(), **times}
+        return {"index": index, **self.record(), **self._statistics(TIMES)}
+
+    def _statistics(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """By name; null in an answer that ended before it began."""
+        known = {"completion_tokens": len(self.token_ids)}
+        if self.stats is not None:
+            known = asdict(self.stats)
+        return {name: known.get(name) for name in names}
 
     def summary(self, greedy: bool) -> str:
         """The closing line on standard error."""

@@ -1,26 +1,22 @@
 """--input and --output: many prompts, a few at a time, each result written at once."""
 
-import argparse
 import time
 
-from ddtree_numba import setup
 from ddtree_numba.answer import Answer, counted, per_round
-from ddtree_numba.interrupts import Interrupts
+from ddtree_numba.check import check
 from ddtree_numba.jsonl import Output, read_records
 from ddtree_numba.options import UsageError
+from ddtree_numba.prepare import Command
 from ddtree_numba.progress import Progress
-from ddtree_numba.prompts import Prompt
-from ddtree_numba.sampling import SamplingParams
-from ddtree_numba.screen import Screen
+from ddtree_numba.prompts import Encoder, Prompt
 
 
-def run_batch(
-    options: argparse.Namespace, params: SamplingParams, screen: Screen, interrupts: Interrupts
-) -> int:
+def run_batch(command: Command) -> int:
     """Answer every record that the output does not hold yet -> exit code."""
+    options, screen = command.options, command.screen
     records = read_records(options.input)
-    ready = setup.prepare(options, screen)
-    prompts = [ready.encoder.record(index, record) for index, record in enumerate(records)]
+    encoder = command.encoder()
+    prompts = [encoder.record(index, record) for index, record in enumerate(records)]
     with Output(options.output, options.input) as output:
         check_resumed(output, prompts)
         waiting = [prompt for prompt in prompts if prompt.index not in output.finished]
@@ -30,11 +26,10 @@ def run_batch(
             )
         for prompt in waiting:
             if prompt.error:
-                output.write(
-                    Answer(finish_reason="error", error=prompt.error).output_record(prompt.index)
-                )
+                refused = Answer(finish_reason="error", error=prompt.error)
+                output.write(refused.output_record(prompt.index))
         waiting = [prompt for prompt in waiting if not prompt.error]
-        code = decode(options, params, ready, waiting, output, screen, interrupts) if waiting else 0
+        code = decode(command, encoder, waiting, output) if waiting else 0
         failed = [index for index, record in output.finished.items() if record.get("error")]
         for index in sorted(failed):
             screen.error(f"error: record {index}: {output.finished[index]['error']}")
@@ -44,7 +39,7 @@ def run_batch(
 def check_resumed(output: Output, prompts: list[Prompt]) -> None:
     """Refuse an output that was made from another input, as far as its prompts' lengths show."""
     for index, record in output.finished.items():
-        if not isinstance(index, int) or not 0 <= index < len(prompts):
+        if not 0 <= index < len(prompts):
             raise UsageError(
                 f"{output.path} holds index {index}, the input ends at {len(prompts) - 1}"
             )
@@ -56,28 +51,15 @@ def check_resumed(output: Output, prompts: list[Prompt]) -> None:
             )
 
 
-def decode(
-    options: argparse.Namespace,
-    params: SamplingParams,
-    ready: setup.Setup,
-    waiting: list[Prompt],
-    output: Output,
-    screen: Screen,
-    interrupts: Interrupts,
-) -> int:
+def decode(command: Command, encoder: Encoder, waiting: list[Prompt], output: Output) -> int:
     """Decode `waiting` and write each result -> exit code of interruption and --check."""
-    from ddtree_numba.generate import check
-
-    engine = setup.load_engine(options, ready, waiting, screen)
-    answers = [Answer(ready.parser(prompt.token_ids)) for prompt in waiting]
+    screen, interrupts = command.screen, command.interrupts
+    engine = command.load(waiting)
+    answers = [Answer(encoder.parser(prompt.token_ids)) for prompt in waiting]
     begin, done = time.perf_counter(), 0
-    interrupts.gentle = True
-    with Progress("prompts", "prompts", screen.err, options.quiet) as progress:
+    with Progress("prompts", "prompts", screen.err, command.options.quiet) as progress:
         progress(0, len(waiting))
-        ids: list[str | list[int]] = [prompt.token_ids for prompt in waiting]
-        for increment in engine.generate(
-            ids, params, options.mode, options.budget, interrupts.cancel
-        ):
+        for increment in command.decode(engine, waiting):
             answer = answers[increment.index]
             answer.add(increment)
             if answer.finish_reason not in (None, "cancelled"):
@@ -93,9 +75,8 @@ def decode(
     )
     if interrupts.cancel.is_set():
         return interrupts.exit_code
-    if options.check:
-        pairs = [(p, a) for p, a in zip(waiting, answers, strict=True) if not a.error]
-        return check(
-            [p for p, _ in pairs], [a for _, a in pairs], params, engine, screen, interrupts
-        )
+    if command.options.check:
+        right = [number for number, answer in enumerate(answers) if not answer.error]
+        prompts, decoded = [waiting[i] for i in right], [answers[i] for i in right]
+        return check(command, engine, prompts, decoded)
     return 0

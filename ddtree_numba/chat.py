@@ -8,7 +8,7 @@ control token is left in them; guards are dropped after the rendered text was cu
 import datetime
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,7 +29,7 @@ class Chat:
         self.openers = sorted({name[0] for name in tokenizer.specials})  # "<" and "["
 
     @classmethod
-    def load(cls, folder: str | Path, tokenizer: Tokenizer) -> "Chat":
+    def load(cls, folder: str | Path, tokenizer: Tokenizer) -> Self:
         """Read chat_template.jinja; CheckpointError without one."""
         path = Path(folder) / TEMPLATE
         try:
@@ -50,6 +50,12 @@ class Chat:
         `thinking` reaches the template as a boolean: whether the turn opens a `<think>` block.
         Raises CheckpointError where the template fails or refuses the messages.
         """
+        # Since K2.5, code published beside the tokenizer writes the tools for the template.
+        if tools and "tools_ts_str" in self.template:
+            raise CheckpointError(
+                f"{TEMPLATE} takes tools as TypeScript, which is not written here: put the"
+                " declarations into a first message of role tool_declare"
+            )
         guard = self._unused(json.dumps([messages, tools], ensure_ascii=False))
         text = self._rendered(
             guard,
@@ -93,7 +99,7 @@ class Chat:
         try:
             return environment.from_string(self.template).render(**values)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            reason = str(error).replace(guard, "")
+            reason = " ".join(str(error).replace(guard, "").split())
             raise CheckpointError(f"{TEMPLATE}: {reason or type(error).__name__}") from None
 
     def _guarded(self, value: Any, guard: str) -> Any:

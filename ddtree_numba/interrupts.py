@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from types import FrameType
+from typing import Self
 
 
 class Interrupted(BaseException):
@@ -26,7 +27,7 @@ class Interrupts:
         """128 + the signal's number, as shells report it: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.signal
 
-    def __enter__(self) -> "Interrupts":
+    def __enter__(self) -> Self:
         # Only the main thread may install handlers; elsewhere the caller's stay in force.
         watched = (signal.SIGINT, signal.SIGTERM)
         self._main = threading.current_thread() is threading.main_thread()

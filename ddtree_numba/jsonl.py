@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ddtree_numba.options import UsageError
 
@@ -13,6 +13,14 @@ from ddtree_numba.options import UsageError
 def dumps(record: dict[str, Any]) -> str:
     """One line of JSON; a number that is not finite becomes null, since JSON has none."""
     return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+
+
+def read_bytes(path: str) -> bytes:
+    """What a file named by an option holds; UsageError if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
 
 
 def read_records(path: str) -> list[str | dict[str, Any]]:
@@ -50,12 +58,14 @@ class Output:
             raise UsageError(f"{path}: {error.strerror or error}") from None
 
     def _take_up(self) -> None:
-        data = Path(self.path).read_bytes()
+        data = read_bytes(self.path)
         whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
                 record = json.loads(line)
                 index = record["index"]
+                if type(index) is not int:
+                    raise TypeError
             except (ValueError, TypeError, KeyError):
                 raise UsageError(
                     f"{self.path}, line {number}: not a result of this command; nothing was changed"
@@ -75,7 +85,7 @@ class Output:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> "Output":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -84,11 +94,9 @@ class Output:
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8: offset {error.start}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
     # Not splitlines(): a JSON string may hold U+2028 and the like.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():

@@ -35,17 +35,18 @@ output
 
 --input and --output
   An input line is a JSON string, or an object with one of prompt (text), token_ids or, with
-  --chat, messages; its other keys are ignored. A result is appended as soon as it is there: index
-  (number of the record, from 0), the fields of --json, prefill_seconds, decode_seconds. Started
-  again, the command drops a torn last line and skips what the output holds, failed records too:
-  delete their lines to try them again.
+  --chat, messages; its other keys are ignored. Messages may come with tools, a list that is handed
+  to the model's template; the answer's text then holds the calls. A result is appended as soon as
+  it is there: index (number of the record, from 0), the fields of --json, prefill_seconds,
+  decode_seconds. Started again, the command drops a torn last line and skips what the output holds,
+  failed records too: delete their lines to try them again.
 
 An option that would have no effect with the others is refused.
 
 exit codes
   0    all answered
-  1    an error while loading or decoding, in one line (--debug: with traceback); a difference found
-       by --check; an error in any record of --output
+  1    a checkpoint that cannot be used, an error while decoding, in one line (--debug: with
+       traceback); a difference found by --check; an error in any record of --output
   2    options or prompt refused, before any weight was read
   130  Ctrl-C: stopped after the current round, what was made is printed; again: stopped at once
   143  the same by SIGTERM
@@ -76,7 +77,6 @@ DEFAULTS = {
     "min_p": 0.0,
     "stop": (),
     "thinking": False,
-    "card_gib": 95.59,
 }
 SWITCHES = {
     *("ignore_eos", "chat", "raw", "allow_special", "json", "show_tree", "check", "quiet"),
@@ -161,7 +161,7 @@ def build_parser() -> Parser:
 
     add = parser.add_argument_group("other").add_argument
     add("--plan", action="store_true", help="print tensors and memory needed; reads no weights")
-    add("--card-gib", type=number, metavar="GIB", help="a card's memory (default: 95.59)")
+    add("--card-gib", type=size, metavar="GIB", help="memory of a card (default: 95.59)")
     add("--version", action="store_true", help="print the version")
     return parser
 
@@ -231,27 +231,40 @@ def without_effect(options: argparse.Namespace, given: set[str]) -> str | None:
 
 
 def integer(text: str) -> int:
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def natural(text: str) -> int:
-    value = int(text)
+    value = integer(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is below 0")
     return value
 
 
 def positive(text: str) -> int:
-    value = int(text)
+    value = integer(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value
 
 
 def number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+def size(text: str) -> float:
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
 

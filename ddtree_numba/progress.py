@@ -1,7 +1,7 @@
 """How far a long step is: a bar on a terminal, else a line every few seconds."""
 
 import time
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 LINE_SECONDS = 5.0
 
@@ -29,7 +29,7 @@ class Progress:
             self._bar.close()
             self._bar = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

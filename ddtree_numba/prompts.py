@@ -2,18 +2,23 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddtree_numba.jsonl import read_bytes
+from ddtree_numba.model.config import ModelConfig
 from ddtree_numba.options import UsageError
+from ddtree_numba.reasoning import ReasoningParser
+from ddtree_numba.request import refusal
+from ddtree_numba.screen import Screen
+from ddtree_numba.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it needs jinja2
     from ddtree_numba.chat import Chat
-    from ddtree_numba.tokenizer import Tokenizer
 
 BYTE_ORDER_MARK = "\ufeff"
+# What a record holds one of.
+KINDS = {"prompt": (str, "string"), "messages": (list, "list"), "token_ids": (list, "list")}
 
 
 @dataclass(frozen=True)
@@ -25,18 +30,15 @@ class Prompt:
     error: str | None = None
 
 
-def read_prompt(options: argparse.Namespace) -> str:
+def read_prompt(options: argparse.Namespace, screen: Screen) -> str:
     """The text of PROMPT, --prompt-file or standard input: the same for the same bytes."""
     if options.prompt_file is not None:
         source = options.prompt_file
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise UsageError(f"{source}: {error.strerror or error}") from None
+        data = read_bytes(source)
     elif options.prompt == "-":
         source = "standard input"
-        if sys.stdin.isatty() and not options.quiet:
-            print("reading the prompt; end it with Ctrl-D", file=sys.stderr)
+        if sys.stdin.isatty():
+            screen.note("reading the prompt; end it with Ctrl-D")
         data = sys.stdin.buffer.read()
     else:
         # Python keeps bytes of the command line that are no UTF-8 as lone surrogates.
@@ -61,11 +63,14 @@ class Encoder:
     """Turns texts, messages and ids into ids that the model can take, or refuses them."""
 
     def __init__(
-        self, options: argparse.Namespace, tokenizer: "Tokenizer", chat: "Chat | None", limits: Any
+        self,
+        options: argparse.Namespace,
+        tokenizer: Tokenizer,
+        chat: "Chat | None",
+        config: ModelConfig,
     ) -> None:
         self.options, self.tokenizer, self.chat = options, tokenizer, chat
-        self.vocab_size: int = limits.vocab_size
-        self.context: int = limits.max_position_embeddings
+        self.config = config
 
     def text(self, text: str) -> list[int]:
         """Ids of a prompt: as it is, or as a user's message with --chat."""
@@ -75,17 +80,19 @@ class Encoder:
             return self._checked(self.tokenizer.encode(text, self.options.allow_special))
         return self.messages([{"role": "user", "content": text}])
 
-    def messages(self, messages: list[dict[str, Any]]) -> list[int]:
+    def messages(self, messages: list[Any], tools: Any = None) -> list[int]:
         """Ids of a conversation; --system comes first unless the conversation has its own."""
         if self.chat is None:
             raise UsageError("messages need --chat")
-        if not messages or not all(isinstance(message, dict) for message in messages):
+        if not messages or not _are_objects(messages):
             raise UsageError("messages must be a list of objects, not empty")
+        if tools is not None and not _are_objects(tools):
+            raise UsageError("tools must be a list of objects")
         if self.options.system is not None and messages[0].get("role") != "system":
             messages = [{"role": "system", "content": self.options.system}, *messages]
-        return self._checked(self.chat.render(messages, thinking=self.options.thinking))
+        return self._checked(self.chat.render(messages, self.options.thinking, tools))
 
-    def ids(self, token_ids: list[int]) -> list[int]:
+    def ids(self, token_ids: list[Any]) -> list[int]:
         """Ids as they are."""
         if self.chat is not None:
             raise UsageError("token_ids cannot be used with --chat")
@@ -95,36 +102,40 @@ class Encoder:
 
     def record(self, index: int, record: str | dict[str, Any]) -> Prompt:
         """One input record; what cannot be answered becomes a Prompt with an error."""
-        readers: dict[str, tuple[type, Callable[[Any], list[int]]]] = {
-            "prompt": (str, self.text),
-            "messages": (list, self.messages),
-            "token_ids": (list, self.ids),
-        }
         if isinstance(record, str):
             record = {"prompt": record}
-        found = [key for key in readers if key in record]
         try:
-            if len(found) != 1:
-                raise UsageError(f"a record needs exactly one of {', '.join(readers)}")
-            kind, read = readers[found[0]]
-            value = record[found[0]]
-            if not isinstance(value, kind):
-                raise UsageError(f"{found[0]} must be a {kind.__name__}")
-            return Prompt(index, read(value))
+            return Prompt(index, self._record(record))
         except ValueError as error:
             return Prompt(index, [], str(error))
 
+    def parser(self, prompt_ids: list[int]) -> ReasoningParser | None:
+        """A parser for an answer whose reasoning is to be kept apart."""
+        if not self.options.thinking or self.options.raw:
+            return None
+        return ReasoningParser.after_prompt(self.tokenizer, prompt_ids)
+
+    def _record(self, record: dict[str, Any]) -> list[int]:
+        found = [key for key in KINDS if key in record]
+        if len(found) != 1:
+            raise UsageError(f"a record needs exactly one of {', '.join(KINDS)}")
+        (key,) = found
+        kind, name = KINDS[key]
+        if not isinstance(record[key], kind):
+            raise UsageError(f"{key} must be a {name}")
+        tools = record.get("tools")
+        if key == "messages":
+            return self.messages(record[key], tools)
+        if tools is not None:
+            raise UsageError("tools go with messages only")
+        return self.text(record[key]) if key == "prompt" else self.ids(record[key])
+
     def _checked(self, token_ids: list[int]) -> list[int]:
-        if not token_ids:
-            raise UsageError("the prompt is empty: give at least one token")
-        if len(token_ids) >= self.context:
-            raise UsageError(
-                f"the prompt has {len(token_ids)} tokens; the model's context holds {self.context},"
-                " answer included"
-            )
-        outside = [t for t in token_ids if not 0 <= t < self.vocab_size]
-        if outside:
-            raise UsageError(
-                f"token id {outside[0]} is outside the vocabulary of {self.vocab_size}"
-            )
+        error = refusal(token_ids, self.config.max_position_embeddings, self.config.vocab_size)
+        if error is not None:
+            raise UsageError(error)
         return token_ids
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)

@@ -5,6 +5,7 @@ alone. So what the prompt ends with decides where the output starts.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 from ddtree_numba.detokenize import open_stop
 from ddtree_numba.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ class ReasoningParser:
         self._held = ""
 
     @classmethod
-    def after_prompt(cls, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> "ReasoningParser":
+    def after_prompt(cls, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Self:
         """Inside after a prompt that ends in <think>, outside after </think>, else undecided."""
         last = tokenizer.name_of(prompt_ids[-1]) if prompt_ids else None
         return cls({OPEN: True, CLOSE: False}.get(last or ""))

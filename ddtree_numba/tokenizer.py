@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tiktoken
 
@@ -60,7 +60,7 @@ class Tokenizer:
     stop_ids: frozenset[int]
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Tokenizer":
+    def load(cls, folder: str | Path) -> Self:
         """Read tiktoken.model and tokenizer_config.json; CheckpointError names what is wrong."""
         folder = Path(folder)
         ranks = read_ranks(folder / "tiktoken.model")

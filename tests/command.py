@@ -71,7 +71,10 @@ def scripted_command(
         section |= {"bos_token_id": base, "pad_token_id": base + 255}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "drafter").mkdir()
-    (folder / "drafter" / "config.json").write_text("{}")
+    config = json.loads((ROOT / "golden/tiny/drafter/config.json").read_text())
+    config |= {"vocab_size": base + 256}
+    config["dflash_config"]["mask_token_id"] = base + 254
+    (folder / "drafter" / "config.json").write_text(json.dumps(config))
     prompts: list[tuple[int, ...]] = []
 
     def item(prefix: tuple[int, ...], offset: int = 0) -> Any:

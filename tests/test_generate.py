@@ -9,7 +9,7 @@ import pytest
 
 from tests.command import run, scripted_command
 
-EOS, END, PAD, THINK, CLOSE = 257, 258, 511, 278, 279  # of the toy vocabulary: 256 bytes before
+END, PAD, CLOSE = 258, 511, 279  # of the toy vocabulary: 256 bytes before
 FIELDS = [
     "text",
     "token_ids",
@@ -56,69 +56,31 @@ def test_g03_quiet_silences_all_but_errors(command):
     assert ran.err.startswith("error: non-finite logits")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("first, second", [(END, EOS), (EOS, END), (265, END)])
-def test_t01_the_first_stop_token_ends_the_answer(command, mode, first, second):
-    one = command([*b"ab", first, second, *b"c"], "--json", *mode).json
-    assert one["token_ids"] == [97, 98, first]
-    assert (one["text"], one["finish_reason"], one["completion_tokens"]) == ("ab", "stop", 3)
-
-
-def test_s01_nothing_after_the_end_token_is_shown_or_counted(command):
-    ran = command([11, END, 13, 14, 9], "--json", "--budget", "16")
-    assert ran.json["token_ids"] == [11, END] and ran.json["rounds"] == 1
-
-
-def test_s01_ignore_eos_goes_on(command):
-    one = command([*b"a", END, *b"b"], "--ignore-eos", "--max-new-tokens", "7", "--json").json
-    assert (one["text"], one["finish_reason"]) == ("ababa", "length")
-    assert one["token_ids"] == [97, END, 98, 97, END, 98, 97]
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 15, 16, 17, 18, 33])
-def test_s02_exact_token_limit(command, limit):
-    text = b"abcdefghijklmnopqrstuvwxyz0123456789"
-    one = command(text, "--max-new-tokens", str(limit), "--json", "--budget", "64").json
-    assert one["token_ids"] == list(text[:limit]) and one["finish_reason"] == "length"
-    assert one["completion_tokens"] == limit
-
-
-@pytest.mark.parametrize("limit, reason, count", [(2, "length", 2), (3, "stop", 3), (5, "stop", 3)])
-@pytest.mark.parametrize("ending", ["token", "string"])
-def test_s03_the_earliest_end_wins(command, limit, reason, count, ending):
-    answer = [*b"ab", END if ending == "token" else ord("S"), *b"cdef"]
-    argv = ["--stop", "S"] if ending == "string" else []
-    outcomes = [
-        command(answer, "--max-new-tokens", str(limit), "--json", *argv, *mode).json
-        for mode in MODES
-    ]
-    for one in outcomes:
-        assert (one["finish_reason"], one["token_ids"]) == (reason, answer[:count])
-        assert one["text"] == "ab"
-
-
-def test_s05_text_ids_and_counts_describe_the_same_answer(command):
-    answer = [256, 256, 256, 257, 257]
-    one = command(answer, "--stop", " ha ha ha", "--json", words=(" ha", " no")).json
-    assert one["text"] == "" and one["token_ids"] == answer[:3]
-    assert one["completion_tokens"] == 3 and one["finish_reason"] == "stop"
-    ran = command([*b"ab\n", *b"\ncd"], "--stop", "\n\n")
-    assert ran.out == "ab"
-
-
-def test_s06_tokens_per_round_is_emitted_tokens_by_rounds(command):
-    # Rounds of a chain of 7: 8 tokens, then 3 up to the end token.
-    one = command([*b"abcdefgh", *b"ij", END, *b"klmno"], "--json", "--mode", "chain").json
-    assert one["rounds"] == 2 and one["completion_tokens"] == 11
-    assert one["tokens_per_round"] == 5.5
-    none = command(b"a", "--json", "--max-new-tokens", "0").json
-    assert none["rounds"] == 0 and none["tokens_per_round"] is None
+@pytest.mark.parametrize(
+    "answer, argv, reason, text, count",
+    [
+        ([*b"ab", END, *b"c"], [], "stop", "ab", 3),
+        ([*b"ab", 265, *b"c"], [], "stop", "ab", 3),
+        (b"abScd", ["--stop", "x", "--stop", "S"], "stop", "ab", 3),
+        (b"abScd", ["--stop", "S", "--max-new-tokens", "2"], "length", "ab", 2),
+        (b"abcdefghij", ["--max-new-tokens", "9"], "length", "abcdefghi", 9),
+        ([*b"a", END, *b"b"], ["--ignore-eos", "--max-new-tokens", "7"], "length", "ababa", 7),
+    ],
+)
+def test_s03_how_an_answer_ends(command, answer, argv, reason, text, count):
+    answer = list(answer)
+    one = command(answer, "--json", "--budget", "16", *argv).json
+    assert (one["finish_reason"], one["text"]) == (reason, text)
+    assert one["token_ids"] == (answer * 3)[:count] and one["completion_tokens"] == count
+    assert one["rounds"] * one["tokens_per_round"] == count
+    assert command(answer, *argv).out == text
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
 def test_g06_rates_are_null_where_undefined(command, limit):
     one = command(b"abc", "--json", "--max-new-tokens", str(limit)).json
     assert (one["tokens_per_second"] is None) == (limit < 2)
+    assert (one["tokens_per_round"] is None) == (limit == 0)
     ran = command(b"abc", "--max-new-tokens", str(limit))
     assert ran.code == 0 and ("; - tokens/s;" in ran.err) == (limit < 2)
     for part in ("load", "prefill", "decode"):

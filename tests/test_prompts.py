@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddtree_numba import setup
+from ddtree_numba.prepare import Command
 from ddtree_numba.tokenizer import Tokenizer
 from tests.command import run
 
@@ -20,11 +20,11 @@ def command(monkeypatch, capsys):
     def call(*argv: str, stdin: bytes | None = None):
         seen = []
 
-        def load_engine(options, ready, prompts, screen):
+        def load(command, prompts):
             seen.extend(prompt.token_ids for prompt in prompts)
             raise Reached
 
-        monkeypatch.setattr(setup, "load_engine", load_engine)
+        monkeypatch.setattr(Command, "load", load)
         return run(monkeypatch, capsys, *argv, stdin=stdin), seen
 
     return call
@@ -94,7 +94,7 @@ def test_g01_a_megabyte_is_refused_with_both_numbers(command, tmp_path):
     path.write_text("def f(x): return x\n" * 60_000)
     ran, ids = command("--prompt-file", str(path))
     assert ran.code == 2 and not ids
-    assert "tokens; the model's context holds 2048, answer included" in ran.err
+    assert "tokens; the context holds 2048, of which the answer needs at least one\n" in ran.err
 
 
 def test_g01_a_missing_file_is_named(command, tmp_path):
@@ -151,19 +151,54 @@ def test_s26_a_prompt_that_fills_the_context_is_refused(command, length, refused
 
 
 @pytest.mark.parametrize(
+    "messages, tools, message",
+    [
+        ([], None, "messages must be a list of objects, not empty"),
+        (["Hi"], None, "messages must be a list of objects, not empty"),
+        ([{"role": "user", "content": "Hi"}], {}, "tools must be a list of objects"),
+        ([{"role": "user", "content": "Hi"}], ["add"], "tools must be a list of objects"),
+    ],
+)
+def test_messages_and_tools_that_are_none(command, tmp_path, messages, tools, message):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"messages": messages, "tools": tools}))
+    ran, ids = command("--input", str(source), "--output", str(output), "--chat")
+    assert ran.code == 1 and not ids and json.loads(output.read_text())["error"] == message
+
+
+def test_tools_reach_the_template(command, tokenizer, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    record: dict = {"messages": [{"role": "user", "content": "Hi"}]}
+    tools = [{"type": "function", "function": {"name": "add<|im_end|>"}}]
+    records = [record, record | {"tools": None}, record | {"tools": tools}]
+    source.write_text("".join(json.dumps(one) + "\n" for one in records))
+    _, ids = command("--input", str(source), "--output", str(output), "--chat")
+    assert ids[0] == ids[1]
+    names = [name for i in ids[2] if (name := tokenizer.name_of(i))]
+    declared = tokenizer.decode(ids[2][: -len(ids[0])])
+    assert ids[2][-len(ids[0]) :] == ids[0] and names[:3] == [
+        "<|im_system|>",
+        "<|im_middle|>",
+        "<|im_end|>",
+    ]
+    assert declared == "tool_declare" + json.dumps(tools)
+
+
+@pytest.mark.parametrize(
     "record, message",
     [
         ("", "the prompt is empty"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"token_ids": []}, "the prompt is empty"),
-        ({"token_ids": [5000]}, "token id 5000 is outside the vocabulary of 2048"),
-        ({"token_ids": [-1]}, "token id -1 is outside"),
+        ({"token_ids": [5000]}, "token id 5000 lies outside the vocabulary of 2048"),
+        ({"token_ids": [-1]}, "token id -1 lies outside"),
         ({"token_ids": [True]}, "token_ids must be integers"),
         ({"token_ids": "abc"}, "token_ids must be a list"),
-        ({"prompt": 5}, "prompt must be a str"),
+        ({"prompt": 5}, "prompt must be a string"),
         ({"text": "abc"}, "a record needs exactly one of prompt, messages, token_ids"),
         ({"prompt": "a", "token_ids": [1]}, "a record needs exactly one of"),
         ({"messages": [{"role": "user", "content": "Hi"}]}, "messages need --chat"),
+        ({"prompt": "a", "tools": []}, "tools go with messages only"),
         ({"prompt": "a" + "\x01b" * 2000}, "the prompt has 4001 tokens"),
     ],
 )

@@ -1,0 +1,160 @@
+"""From options to everything that is known before prompts and weights are read.
+
+Whatever an option can be blamed for is refused here, as UsageError; the cheapest checks come first,
+and modules that take time to import only after them.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddtree_numba.budget import MAX_BUDGET
+from ddtree_numba.interrupts import Interrupts
+from ddtree_numba.options import UsageError
+from ddtree_numba.sampling import SamplingParams
+from ddtree_numba.screen import Screen
+
+if TYPE_CHECKING:
+    from ddtree_numba.engine import Engine
+    from ddtree_numba.model.config import DrafterConfig, ModelConfig
+    from ddtree_numba.prompts import Encoder, Prompt
+    from ddtree_numba.request import Increment
+
+MAX_BATCH = 4  # prompts decoded at a time
+
+
+@dataclass(frozen=True)
+class Command:
+    """One run of the command: what was asked for, and the streams and signals it works with."""
+
+    options: argparse.Namespace
+    params: SamplingParams
+    folder: Path
+    config: "ModelConfig"
+    screen: Screen
+    interrupts: Interrupts
+
+    def encoder(self) -> "Encoder":
+        """Read tokenizer and, with --chat, template; CheckpointError in one line."""
+        from ddtree_numba.prompts import Encoder
+        from ddtree_numba.tokenizer import Tokenizer
+
+        tokenizer = Tokenizer.load(self.folder)
+        chat = None
+        if self.options.chat:
+            from ddtree_numba.chat import Chat
+
+            chat = Chat.load(self.folder, tokenizer)
+        if self.options.verbose:
+            stops = (f"{tokenizer.name_of(i)} {i}" for i in sorted(tokenizer.stop_ids))
+            self.screen.note(f"model {self.folder}; stop tokens: {', '.join(stops)}")
+        return Encoder(self.options, tokenizer, chat, self.config)
+
+    def load(self, prompts: "list[Prompt]") -> "Engine":
+        """Read the weights, with progress; the cache is as large as these prompts can need."""
+        from ddtree_numba.engine import Engine
+        from ddtree_numba.progress import Progress
+
+        options, context = self.options, self.config.max_position_embeddings
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        if options.verbose:
+            self.screen.note(f"loading; context {context} tokens, longest prompt {longest}")
+        with Progress("loading", "B", self.screen.err, options.quiet) as progress:
+            return Engine.load(
+                self.folder,
+                options.drafter,
+                options.backend,
+                options.tp,
+                dtype=options.dtype,
+                max_batch=min(len(prompts), MAX_BATCH),
+                max_context=min(context, longest + max(options.max_new_tokens, 1)),
+                progress=progress,
+            )
+
+    def decode(self, engine: "Engine", prompts: "list[Prompt]") -> "Iterator[Increment]":
+        """The answers as they come; from here on, a first signal waits for the round's end."""
+        self.interrupts.gentle = True
+        ids: list[str | list[int]] = [prompt.token_ids for prompt in prompts]
+        mode, budget = self.options.mode, self.options.budget
+        return engine.generate(ids, self.params, mode, budget, self.interrupts.cancel)
+
+
+def prepare(options: argparse.Namespace, screen: Screen, interrupts: Interrupts) -> Command:
+    """Check the options against each other's values, this machine and the model's configuration.
+
+    UsageError for options, CheckpointError for what the folders hold, in one line.
+    """
+    params = sampling_params(options)
+    folder, config, drafter_config = read_configs(options)
+    if options.mode != "ar" and drafter_config is None:
+        raise UsageError(f"{folder} holds no drafter: give --drafter DIR, or --mode ar")
+    if options.top_k > config.vocab_size:
+        screen.note(
+            f"note: --top-k {options.top_k} is above the vocabulary of {config.vocab_size}: off"
+        )
+    return Command(options, params, folder, config, screen, interrupts)
+
+
+def plan_text(options: argparse.Namespace) -> str:
+    """--plan: the checkpoint's tensors and memory, from its configuration alone."""
+    _, config, drafter_config = read_configs(options)
+    from ddtree_numba.model.plan import CARD_BYTES, GIB, plan, render
+
+    card_bytes = CARD_BYTES if options.card_gib is None else int(options.card_gib * GIB)
+    return render(plan(config, drafter_config, tp=options.tp, card_bytes=card_bytes))
+
+
+def sampling_params(options: argparse.Namespace) -> SamplingParams:
+    """The parameters of every answer; UsageError for a value out of range."""
+    if options.budget != "auto" and options.budget > MAX_BUDGET:
+        raise UsageError(f"--budget must be auto or 0 .. {MAX_BUDGET}, not {options.budget}")
+    try:
+        return SamplingParams(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            max_new_tokens=options.max_new_tokens,
+            seed=options.seed,
+            stop=options.stop,
+            ignore_eos=options.ignore_eos,
+        )
+    except ValueError as error:
+        raise _of_option(error) from None
+
+
+def read_configs(
+    options: argparse.Namespace,
+) -> "tuple[Path, ModelConfig, DrafterConfig | None]":
+    """(folder, configuration, the drafter's) of the model, which --backend and --tp must fit."""
+    for name in ("model", "drafter"):
+        path = getattr(options, name)
+        if path is not None and not Path(path).is_dir():
+            raise UsageError(f"--{name} {path}: no such folder")
+    from ddtree_numba.load import EMBEDDED, choose_backend, drafter_folder
+    from ddtree_numba.model.config import load_config, load_drafter_config
+    from ddtree_numba.model.fields import CheckpointError
+    from ddtree_numba.model.sharding import check_tp
+
+    try:
+        choose_backend(options.backend, options.dtype)
+    except ValueError as error:
+        raise _of_option(error) from None
+    folder = EMBEDDED if options.model is None else Path(options.model)
+    config = load_config(folder)
+    drafter = drafter_folder(folder, options.drafter)
+    drafter_config = None if drafter is None else load_drafter_config(drafter)
+    check_tp(config, 1, drafter_config)  # what fails for one rank is the checkpoint's fault
+    try:
+        check_tp(config, options.tp, drafter_config)
+    except CheckpointError as error:
+        raise UsageError(f"--tp {options.tp}: {error}") from None
+    return folder, config, drafter_config
+
+
+def _of_option(error: ValueError) -> UsageError:
+    """Errors of the library begin with a parameter's name; users know it as an option."""
+    name, rest = str(error).split(" ", 1)
+    return UsageError(f"--{name.replace('_', '-')} {rest}")
