@@ -61,12 +61,11 @@ def test_s09_speculation_changes_no_token(engine, draft, seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("batch", [4, 1])
 @pytest.mark.parametrize(("draft", "seed"), CASES)
-def test_s09_speculation_changes_no_token_of_any_prompt(engine, draft, seed):
-    for index in range(len(PROMPTS)):
-        check(engine, [index], seed, *draft)
-    for first in range(0, len(PROMPTS), 4):
-        check(engine, list(range(first, min(first + 4, len(PROMPTS)))), seed, *draft)
+def test_s09_speculation_changes_no_token_of_any_prompt(engine, draft, seed, batch):
+    for first in range(0, len(PROMPTS), batch):
+        check(engine, list(range(first, min(first + batch, len(PROMPTS)))), seed, *draft)
 
 
 def check_bits(engine: Engine, index: int, seed: int | None, budget, monkeypatch) -> int:
