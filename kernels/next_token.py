@@ -37,7 +37,6 @@ from ddtree_numba.kernels.selection import (
     usable,
 )
 from ddtree_numba.kernels.vocabulary import (
-    EACH,
     QUAD,
     THREADS,
     arrive,
@@ -55,7 +54,7 @@ NOTHING = float32(-np.inf)
 def make(element, aligned: bool, kind: str, threads: int = THREADS) -> Kernel:
     """One pass over the rows. kind: "greedy" writes tokens; "top" keeps each row's greatest key for
     the passes behind it; "race" draws among all tokens, "filtered" among those that stay."""
-    load = loader(element, aligned)
+    load = loader(element, aligned, EACH)
     drawn, filtered, final = kind in ("race", "filtered"), kind == "filtered", kind != "top"
     cell = WINNER if final else TOP
 
@@ -82,7 +81,7 @@ def make(element, aligned: bool, kind: str, threads: int = THREADS) -> Kernel:
         values = cuda.local.array(EACH, float32)
         words = cuda.local.array(QUAD, uint32)
         ptx.wait_for_previous()
-        load(logits, row, width, values)
+        load(logits, row, cuda.blockIdx.x, width, values)
         best, temperature = int64(0), float32(0)
         top, floor, greatest, min_p = int64(0), int64(0), float32(0), float32(0)
         if drawn:
@@ -91,7 +90,7 @@ def make(element, aligned: bool, kind: str, threads: int = THREADS) -> Kernel:
             top, floor, min_p = state[base + TOP], state[base + FLOOR], min_ps[row]
             greatest = scale(float_of(top >> ID_BITS), temperature)
         for n in range(0, EACH, QUAD):
-            column = column_of(n)
+            column = column_of(cuda.blockIdx.x, n, EACH)
             if column < width:
                 if drawn and temperature > float32(0):
                     random_words(seeds[row], positions[row], column // QUAD, words, 0)
@@ -161,7 +160,7 @@ def next_token(
     least = workspace_words(rows, filters, shape)
     require("workspace", workspace, (max(len(workspace), least),), "int64")
     element, aligned = element_of("logits", logits), width % QUAD == 0
-    grid = (blocks_of(width, shape.threads), rows)
+    grid = (blocks_of(width, shape.threads, EACH), rows)
     given = (logits, width, positions, seeds, params.temperature, params.min_p, workspace, out)
 
     def run(kind: str) -> None:

@@ -26,13 +26,14 @@ from ddtree_numba.kernels.numerics import (
     mass,
     ordered,
 )
-from ddtree_numba.kernels.vocabulary import EACH, MOST_WARPS, THREADS, arrive, column_of, loader
+from ddtree_numba.kernels.vocabulary import MOST_WARPS, THREADS, arrive, column_of, loader
 from ddtree_numba.spec.next_token import LARGEST
 
 # The state of a row: int64 words, all zero between calls
 STATE = 8
 TOP, WINNER, ARRIVED, FLOOR, START, NEEDED, SHIFT = range(7)
 
+EACH = 8  # tokens of a thread
 KEY_BITS = 52
 LEVEL_BITS = 11  # 2,048 bins
 FIRST_SPAN = 44  # two octaves: [8, 16) is 2**43 keys wide
@@ -79,7 +80,7 @@ def warp_prefix(value):
 def make(
     element, aligned: bool, weighted: bool, threads: int = THREADS, bits: int = LEVEL_BITS
 ) -> Kernel:
-    load = loader(element, aligned)
+    load = loader(element, aligned, EACH)
     suffix = ("" if aligned else "_odd") + ("_mass" if weighted else "_count")
     bins, each, warps = 1 << bits, (1 << bits) // threads, threads // 32
     first_shift, rest_shift, rest = FIRST_SPAN - bits, KEY_BITS - bits, bins - 1
@@ -118,7 +119,7 @@ def make(
         if weighted:
             filters = shares[row] < 1.0
         if filters and temperature > float32(0) and shift != DONE and usable(top):
-            load(logits, row, width, values)
+            load(logits, row, cuda.blockIdx.x, width, values)
             b = thread
             while b < bins:
                 low[b] = 0
@@ -131,7 +132,7 @@ def make(
                 greatest = scale(float_of(top >> ID_BITS), temperature)
             rest_low, rest_high = uint32(0), uint32(0)
             for k in range(EACH):
-                column = column_of(k)
+                column = column_of(cuda.blockIdx.x, k, EACH)
                 if column < width:
                     key = key_of(ordered(values[k]), column)
                     distance = top - key - start

@@ -1,9 +1,9 @@
 """A row of logits spread over blocks: which tokens a thread has, and how blocks come together.
 
-A thread has two quads of four tokens, so a block of 256 threads takes 2,048. What the blocks of a
-row find is merged by maxima and integer sums, which have the same result in any order; the block
-that arrives last finishes the row and leaves its state as it was, so that workspaces are zeroed
-only once.
+A thread has two or four quads of four tokens, so that a block of 256 threads takes 2,048 or 4,096.
+What the blocks of a row find is merged by maxima and integer sums, which have the same result in
+any order; the block that arrives last finishes the row and leaves its state as it was, so that
+workspaces are zeroed only once.
 """
 
 from functools import cache
@@ -17,17 +17,17 @@ from ddtree_numba.kernels.numerics import ID_BITS, LAST_ID
 THREADS = 256  # of a block; any number of whole warps gives the same results
 MOST_WARPS = 32
 QUAD = 4  # tokens that share a load, and a block of noise
-EACH = 8  # tokens of a thread
 
 
-def blocks_of(vocabulary: int, threads: int) -> int:
-    return -(-vocabulary // (threads * EACH))
+def blocks_of(vocabulary: int, threads: int, each: int) -> int:
+    """Blocks of a row, with `each` tokens of a thread."""
+    return -(-vocabulary // (threads * each))
 
 
 @cuda.jit(device=True, inline="always")
-def column_of(k):
-    """Column of a thread's token k."""
-    quad = (cuda.blockIdx.x * (EACH // QUAD) + k // QUAD) * cuda.blockDim.x + cuda.threadIdx.x
+def column_of(block, k, each):
+    """Column of token k of this thread in a block of the row."""
+    quad = (block * (each // QUAD) + k // QUAD) * cuda.blockDim.x + cuda.threadIdx.x
     return quad * QUAD + k % QUAD
 
 
@@ -56,8 +56,8 @@ def _one_float32(x, i):
 
 
 @cache
-def loader(element, aligned: bool):
-    """load(logits, row, width, values): this thread's tokens as float32, where the row has them.
+def loader(element, aligned: bool, each: int):
+    """load(logits, row, block, width, values): a thread's tokens as float32, where there are any.
 
     Rows of a multiple of four tokens are `aligned`; others are read token by token.
     """
@@ -65,9 +65,9 @@ def loader(element, aligned: bool):
     one = _one_bf16 if element is bf16 else _one_float32
 
     @cuda.jit(device=True, inline="always")
-    def load(logits, row, width, values):
-        for k in range(0, EACH, QUAD):
-            column = column_of(k)
+    def load(logits, row, block, width, values):
+        for k in range(0, each, QUAD):
+            column = column_of(block, k, each)
             if aligned:
                 if column < width:
                     quad(logits, row * width + column, values, k)

@@ -1,0 +1,179 @@
+"""The k likeliest tokens of each draft position; see `spec/draft_topk.py`.
+
+First launch: every block finds the greatest keys of its 4,096 tokens and appends them to the row's
+list; the row's greatest key is a maximum over blocks. Second launch: masses need that maximum, so
+they are added up now, while one more block of each row brings its list down to k keys in order.
+The last block of a row writes ids and log-probabilities.
+
+A vocabulary in shards: each shard lists its own tokens (`draft_candidates`). A mass is a rounded
+integer relative to the row's maximum and cannot be rescaled, so the shards exchange their greatest
+keys first; then each adds up its masses and orders its list (`draft_shard`), keys and sums are
+exchanged, and `draft_merge` gives what one row of the whole vocabulary would: keys hold global ids,
+and sums of integers are the same in any grouping.
+"""
+
+from dataclasses import dataclass
+
+from numba import float32
+
+from ddtree_numba.kernels.arguments import bf16, element_of, require
+from ddtree_numba.kernels.draft_passes import (
+    EACH,
+    LISTED,
+    MOST,
+    MOST_MERGED,
+    STATE,
+    THREADS,
+    make_candidates,
+    make_finish,
+    make_merge,
+)
+from ddtree_numba.kernels.launch import Kernel
+from ddtree_numba.kernels.numerics import LAST_ID
+from ddtree_numba.kernels.vocabulary import QUAD, blocks_of
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Threads of a block and keys that it may list; results are the same for all."""
+
+    threads: int = THREADS
+    listed: int = LISTED
+
+    def capacity(self, vocabulary: int) -> int:
+        """Keys of a row's list."""
+        return blocks_of(vocabulary, self.threads, EACH) * self.listed
+
+
+def workspace_words(rows: int, vocabulary: int, k: int, shape: Shape = Shape()) -> int:
+    """int64 words for rows of so many tokens; zeros before the first call, and left as zeros
+    where that matters."""
+    return rows * (1 + STATE + k + shape.capacity(vocabulary))
+
+
+def _parts(workspace, rows: int, vocabulary: int, k: int, shape: Shape) -> list:
+    """The workspace as greatest keys, state, best keys, lists."""
+    least = workspace_words(rows, vocabulary, k, shape)
+    require("workspace", workspace, (max(len(workspace), least),), "int64")
+    ends = [0, rows, rows * (1 + STATE), rows * (1 + STATE + k)]
+    return [workspace[a:b] for a, b in zip(ends, [*ends[1:], least], strict=True)]
+
+
+def _checked(logits, k: int) -> tuple[int, int]:
+    """Rows and tokens."""
+    if logits.ndim != 3 or not 0 < logits.shape[2] <= LAST_ID:
+        raise ValueError(f"logits: shape {logits.shape}, expected [requests, depths, vocabulary]")
+    require("logits", logits, logits.shape)
+    if not 0 <= k <= MOST:
+        raise ValueError(f"k: {k}, expected 0 .. {MOST}")
+    return logits.shape[0] * logits.shape[1], logits.shape[2]
+
+
+def draft_candidates(
+    logits, k: int, first_id: int = 0, *, workspace, shape: Shape = Shape(), stream=None
+):
+    """First pass over a shard whose first token is first_id; returns each row's greatest key.
+
+    int64[rows], a part of the workspace: to be gathered over the shards for the second pass.
+    """
+    rows, vocabulary = _checked(logits, k)
+    tops, state, _, lists = _parts(workspace, rows, vocabulary, k, shape)
+    if not 0 <= first_id <= LAST_ID - vocabulary:
+        raise ValueError(f"first_id: {first_id}, expected 0 .. {LAST_ID - vocabulary}")
+    body = make_candidates(
+        element_of("logits", logits), vocabulary % QUAD == 0, shape.threads, shape.listed
+    )
+    body.launch(
+        (blocks_of(vocabulary, shape.threads, EACH), rows),
+        logits,
+        vocabulary,
+        first_id,
+        k,
+        tops,
+        state,
+        lists,
+        shape.capacity(vocabulary),
+        stream=stream,
+    )
+    return tops
+
+
+def _finish(logits, k, tops, results, sharded, workspace, shape, stream) -> None:
+    rows, vocabulary = _checked(logits, k)
+    own_tops, state, best, lists = _parts(workspace, rows, vocabulary, k, shape)
+    body = make_finish(
+        element_of("logits", logits), vocabulary % QUAD == 0, sharded, shape.threads, shape.listed
+    )
+    keys, totals, token_ids, log_probs = results
+    body.launch(
+        (blocks_of(vocabulary, shape.threads, EACH) + 1, rows),
+        logits,
+        vocabulary,
+        k,
+        own_tops if tops is None else tops,
+        1 if tops is None else len(tops),
+        own_tops,
+        state,
+        lists,
+        shape.capacity(vocabulary),
+        best if keys is None else keys,
+        totals,
+        token_ids,
+        log_probs,
+        stream=stream,
+    )
+
+
+def draft_topk(logits, k: int, *, workspace, out, shape: Shape = Shape(), stream=None):
+    """(token_ids, log_probs) of the k likeliest tokens of each row into out; returns out."""
+    k = min(k, logits.shape[-1])
+    rows, _ = _checked(logits, k)
+    token_ids, log_probs = out
+    require("token_ids", token_ids, (*logits.shape[:2], k), "int32")
+    require("log_probs", log_probs, (*logits.shape[:2], k), "float32")
+    if k and rows:
+        draft_candidates(logits, k, workspace=workspace, shape=shape, stream=stream)
+        _finish(logits, k, None, (None, None, *out), False, workspace, shape, stream)
+    return out
+
+
+def draft_shard(logits, k: int, tops, *, workspace, out, shape: Shape = Shape(), stream=None):
+    """Second pass over a shard. tops: int64[shards, rows], gathered from the first pass.
+
+    out: keys int64[rows, k] in descending order (0: the shard has no more tokens) and the shard's
+    mass int64[rows]. Returns out.
+    """
+    rows, _ = _checked(logits, k)
+    require("tops", tops, (len(tops), rows), "int64")
+    keys, totals = out
+    require("keys", keys, (rows, k), "int64")
+    require("totals", totals, (rows,), "int64")
+    _finish(logits, k, tops, (keys, totals, None, None), True, workspace, shape, stream)
+    return out
+
+
+def draft_merge(keys, totals, tops, *, out, stream=None):
+    """(token_ids, log_probs) of the whole vocabulary from gathered shards, into out; returns out.
+
+    keys: int64[shards, rows, k]. totals, tops: int64[shards, rows]. out: [R, L, k] with R L rows.
+    """
+    shards, rows, k = keys.shape
+    token_ids, log_probs = out
+    require("keys", keys, (shards, rows, k), "int64")
+    require("totals", totals, (shards, rows), "int64")
+    require("tops", tops, (shards, rows), "int64")
+    require("token_ids", token_ids, token_ids.shape, "int32")
+    require("log_probs", log_probs, token_ids.shape, "float32")
+    if token_ids.size != rows * k or token_ids.shape[-1] != k:
+        raise ValueError(f"token_ids: shape {token_ids.shape} does not hold {rows} rows of {k}")
+    if shards * k > MOST_MERGED:
+        raise ValueError(f"keys: {shards} shards of {k}, at most {MOST_MERGED} in all")
+    make_merge().launch(rows, keys, totals, tops, shards, k, token_ids, log_probs, stream=stream)
+    return out
+
+
+def instances() -> list[Kernel]:
+    """float32 logits are the product's; its ranks hold shards."""
+    made = [make_merge(), make_candidates(float32, True), make_candidates(bf16, True)]
+    made += [make_finish(float32, True, sharded) for sharded in (False, True)]
+    return made + [make_finish(bf16, True, False)]

@@ -1,0 +1,181 @@
+"""The draft kernels: the specification's ids and log-probabilities, hard orders, shards."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba.cuda")
+
+from ddtree_numba.kernels.draft_topk import (
+    Shape,
+    draft_candidates,
+    draft_merge,
+    draft_shard,
+    draft_topk,
+    workspace_words,
+)
+from ddtree_numba.spec import draft_topk as spec
+from ddtree_numba.spec.numerics import BF16, F32
+from tests.gpu_arrays import to_gpu, to_host
+
+CPU = [name for name in spec.CASES if not name.startswith("k26")]
+SMALL = Shape(threads=64, listed=64)  # less for the executor to do, and more blocks
+PRODUCT = Shape()
+
+
+def buffers(logits, k, empty=np.empty):
+    shape = (*logits.shape[:2], min(k, logits.shape[2]))
+    return empty(shape, np.int32), empty(shape, np.float32)
+
+
+def on_kernel(logits, k, shape=SMALL):
+    rows, width = logits.shape[0] * logits.shape[1], logits.shape[2]
+    workspace = np.zeros(workspace_words(rows, width, min(k, width), shape), np.int64)
+    out = buffers(logits, k)
+    assert draft_topk(logits, k, workspace=workspace, out=out, shape=shape) is out
+    assert not workspace[: rows * 5].any(), "left as it was"
+    return out
+
+
+def assert_same(found, expected):
+    """Equal bits; every NaN is as good as another."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and np.array_equal(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_equals_the_specification(name, dtype, rng):
+    case = spec.CASES[name] | dict(depths=min(spec.CASES[name]["depths"], 2))
+    given = spec.inputs(case, rng)
+    given["logits"] = given["logits"].astype(dtype)
+    assert_same(on_kernel(**given), spec.draft_topk(**given))
+
+
+def test_the_product_s_blocks_find_the_same(rng):
+    """4,096 tokens a block; the second has a few."""
+    logits = (rng.standard_normal((1, 1, 4200)) * 4).astype(F32)
+    assert_same(on_kernel(logits, 33, PRODUCT), spec.draft_topk(logits, 33))
+
+
+@pytest.mark.parametrize("k", [1, 5, 64])
+@pytest.mark.parametrize("order", ["equal", "ascending", "descending", "one_thread"])
+def test_s07_orders_that_leave_all_great_keys_to_few_threads(order, k):
+    """The bound of the threads' maxima is then too low, and all keys are counted."""
+    row = np.zeros(2500, F32)
+    if order == "one_thread":
+        row.reshape(-1, 4)[::64] = np.arange(40, dtype=F32).reshape(-1, 4) // 3
+    elif order != "equal":
+        row = np.arange(2500, dtype=F32) // 3
+    logits = (row[::-1] if order == "descending" else row)[None, None].copy()
+    assert_same(on_kernel(logits, k), spec.draft_topk(logits, k))
+
+
+@pytest.mark.parametrize("values", [[np.nan, 1, -np.inf, 1], [-0.0, 0.0, -1, 0.0], [3e38, -3e38]])
+def test_s12_special_values(values):
+    logits = np.float32([[values]])
+    assert_same(on_kernel(logits, 4), spec.draft_topk(logits, 4))
+
+
+@pytest.mark.parametrize("bad", [[np.nan] * 4, [-np.inf] * 4, [1, np.inf, 2, 3]])
+def test_s12_a_row_without_a_finite_maximum_proposes_nothing(bad):
+    logits = np.float32([[bad, [1, 2, 3, 4]]])
+    found = on_kernel(logits, 2)
+    assert_same(found, spec.draft_topk(logits, 2))
+    assert np.isnan(found[1][0, 0]).all() and np.isfinite(found[1][0, 1]).all()
+
+
+def test_a_row_does_not_depend_on_its_company(rng):
+    logits = (rng.standard_normal((3, 2, 1101)) * 4).astype(F32)
+    together = on_kernel(logits, 9)
+    for r, depth in np.ndindex(3, 2):
+        alone = on_kernel(np.ascontiguousarray(logits[r : r + 1, depth : depth + 1]), 9)
+        for one, among in zip(alone, together, strict=True):
+            assert one.tobytes() == among[r, depth].tobytes()
+
+
+def in_shards(logits, k, shards, shape, zeros=np.zeros, put=np.asarray):
+    """What a rank does with its shard; gathering is stacking."""
+    rows, width = logits.shape[0] * logits.shape[1], logits.shape[2] // shards
+    parts = [put(np.ascontiguousarray(part)) for part in np.split(logits, shards, axis=2)]
+    words = workspace_words(rows, width, k, shape)
+    spaces = [zeros(words, np.int64) for _ in parts]
+    tops, keys = zeros((shards, rows), np.int64), zeros((shards, rows, k), np.int64)
+    totals = zeros((shards, rows), np.int64)
+    for s, part in enumerate(parts):
+        tops[s] = draft_candidates(part, k, s * width, workspace=spaces[s], shape=shape)
+    for s, part in enumerate(parts):
+        out = keys[s], totals[s]
+        draft_shard(part, k, tops, workspace=spaces[s], out=out, shape=shape)
+        assert not spaces[s][: rows * 5].any()
+    out = tuple(put(each) for each in buffers(logits, k))
+    return draft_merge(keys, totals, tops, out=out)
+
+
+@pytest.mark.parametrize("shards, vocabulary, k", [(2, 600, 7), (8, 512, 64), (8, 8, 8)])
+def test_shards_give_what_one_row_gives(shards, vocabulary, k, rng):
+    """Ties across shards go to the lower global id; sums are exact in any grouping."""
+    logits = (rng.standard_normal((1, 2, vocabulary)) * 4).astype(F32).round(1)
+    logits[0, 0, 3] = np.nan
+    assert_same(in_shards(logits, k, shards, SMALL), spec.draft_topk(logits, k))
+
+
+def test_a_shard_without_a_finite_logit(rng):
+    logits = rng.standard_normal((1, 1, 64)).astype(F32)
+    logits[..., :32] = -np.inf
+    logits[..., 32:40] = np.nan
+    assert_same(in_shards(logits, 5, 2, SMALL), spec.draft_topk(logits, 5))
+
+
+def test_shapes_and_values_that_do_not_fit_are_named():
+    logits = np.zeros((1, 2, 16), F32)
+    good = dict(
+        logits=logits,
+        k=4,
+        workspace=np.zeros(workspace_words(2, 16, 4), np.int64),
+        out=buffers(logits, 4),
+    )
+    draft_topk(**good)
+    for change, message in (
+        (dict(out=buffers(logits, 5)), r"token_ids: shape \(1, 2, 5\), expected \(1, 2, 4\)"),
+        (dict(k=-1), r"k: -1, expected 0 \.\. 64"),
+        (dict(logits=logits.astype(np.float64)), "logits: dtype float64"),
+        (dict(workspace=good["workspace"][:-1]), "workspace: shape"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            draft_topk(**good | change)
+    wide = np.zeros((1, 1, 80), F32)
+    with pytest.raises(ValueError, match=r"^k: 65, expected 0 \.\. 64"):
+        draft_topk(wide, 65, workspace=good["workspace"], out=buffers(wide, 65))
+    with pytest.raises(ValueError, match="^first_id"):
+        draft_candidates(logits, 4, 2**20, workspace=good["workspace"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1, 16, 32, 64])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("requests", [1, 16])
+def test_gpu_equals_the_specification(k, dtype, requests, rng):
+    import cupy
+
+    given = spec.inputs(spec.CASES["k26"] | dict(k=k, requests=requests), rng)
+    logits = given["logits"].astype(dtype)
+    logits[0, 1] = np.sort(logits[0, 1])
+    logits[0, 2] = 0
+    logits[0, 3] = (rng.standard_normal(logits.shape[2]) * 4).astype(dtype)
+    expected = spec.draft_topk(logits, k)
+    rows = requests * logits.shape[1]
+    workspace = cupy.zeros(workspace_words(rows, logits.shape[2], k), np.int64)
+    device, out = cupy.asarray(logits), to_gpu(buffers(logits, k))
+    for _ in range(2):
+        assert_same(to_host(draft_topk(device, k, workspace=workspace, out=out)), expected)
+    assert not to_host(workspace[: rows * 5]).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shards", [2, 8])
+def test_gpu_shards_give_what_one_row_gives(shards, rng):
+    import cupy
+
+    logits = spec.inputs(spec.CASES["k26"], rng)["logits"]
+    found = in_shards(logits, 32, shards, PRODUCT, cupy.zeros, cupy.asarray)
+    assert_same(to_host(found), spec.draft_topk(logits, 32))
