@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from collections.abc import Callable
 from typing import NoReturn
 
 USAGE = """python -m ddtree_numba.generate PROMPT [options]
@@ -20,7 +21,8 @@ prompts
   PROMPT, --prompt-file and - give the same ids for the same bytes: UTF-8; a byte order mark at the
   start and ONE line ending at the end are dropped (write two to keep one); all else is kept, CRLF
   too. An empty prompt is refused. Standard input is read only for -, so for a literal dash use
-  --prompt-file. Without --chat the text is continued as it is, with nothing put before it.
+  --prompt-file; a longer PROMPT that begins with a dash goes last, behind --. Without --chat the
+  text is continued as it is, with nothing put before it.
 
 output
   The answer alone goes to standard output, as it comes; all else goes to standard error. On a
@@ -90,7 +92,7 @@ MODE_HELP = "a tree, the drafter's likeliest chain, or one token a round (defaul
 BUDGET_HELP = (
     "drafted nodes of a tree; auto: up to 64, as many as pay by measured step times (default: auto)"
 )
-THINKING_HELP = "reason first; the reasoning goes to standard error (default: --no-thinking)"
+THINKING_HELP = "reason first, on standard error (default: --no-thinking)"
 SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"
 
 
@@ -125,16 +127,36 @@ def build_parser() -> Parser:
 
     add = parser.add_argument_group("model").add_argument
     add("--model", metavar="DIR", help="checkpoint folder (default: the embedded model)")
-    add("--drafter", metavar="DIR", help="DFlash drafter (default: DIR/drafter)")
+    add(
+        "--drafter",
+        metavar="DIR",
+        help="folder of the DFlash drafter (default: drafter/ in the model's)",
+    )
     add("--backend", choices=("auto", "numpy", "cuda"), help="numpy needs no GPU (default: auto)")
-    add("--tp", type=positive, metavar="N", help="tensor parallel ranks (default: 1)")
+    add(
+        "--tp",
+        type=at_least(1),
+        metavar="N",
+        help="ranks that share the work; on numpy, threads (default: 1)",
+    )
     add("--dtype", choices=("bfloat16", "float32"), help="of activations (default: bfloat16)")
 
     add = parser.add_argument_group("decoding").add_argument
     add("--mode", choices=("ddtree", "chain", "ar"), help=MODE_HELP)
     add("--budget", type=budget, metavar="N", help=BUDGET_HELP)
-    add("--max-new-tokens", type=natural, metavar="N", help="exact limit (default: 128)")
-    add("--stop", action="append", metavar="TEXT", help="end the answer before it; repeatable")
+    add(
+        "--max-new-tokens",
+        type=at_least(0),
+        metavar="N",
+        help="end the answer after N tokens (default: 128)",
+    )
+    add(
+        "--stop",
+        type=some,
+        action="append",
+        metavar="TEXT",
+        help="end the answer before it; repeatable",
+    )
     add("--ignore-eos", action="store_true", help="go on past end-of-turn tokens")
 
     add = parser.add_argument_group("sampling").add_argument
@@ -237,18 +259,14 @@ def integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def natural(text: str) -> int:
-    value = integer(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is below 0")
-    return value
+def at_least(least: int) -> Callable[[str], int]:
+    def limited(text: str) -> int:
+        value = integer(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
 
-
-def positive(text: str) -> int:
-    value = integer(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
+    return limited
 
 
 def number(text: str) -> float:
@@ -268,5 +286,11 @@ def size(text: str) -> float:
     return value
 
 
+def some(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the text is empty")
+    return text
+
+
 def budget(text: str) -> int | str:
-    return text if text == "auto" else natural(text)
+    return text if text == "auto" else at_least(0)(text)

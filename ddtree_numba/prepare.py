@@ -6,7 +6,7 @@ and modules that take time to import only after them.
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ class Command:
 
 
 def prepare(options: argparse.Namespace, screen: Screen, interrupts: Interrupts) -> Command:
-    """Check the options against each other's values, this machine and the model's configuration.
+    """Check the options' values against this machine and the model's configuration.
 
     UsageError for options, CheckpointError for what the folders hold, in one line.
     """
@@ -110,17 +110,9 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
     """The parameters of every answer; UsageError for a value out of range."""
     if options.budget != "auto" and options.budget > MAX_BUDGET:
         raise UsageError(f"--budget must be auto or 0 .. {MAX_BUDGET}, not {options.budget}")
+    names = [field.name for field in fields(SamplingParams)]  # each has an option
     try:
-        return SamplingParams(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            max_new_tokens=options.max_new_tokens,
-            seed=options.seed,
-            stop=options.stop,
-            ignore_eos=options.ignore_eos,
-        )
+        return SamplingParams(**{name: getattr(options, name) for name in names})
     except ValueError as error:
         raise _of_option(error) from None
 

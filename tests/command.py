@@ -56,13 +56,15 @@ def run(monkeypatch, capsys, *argv: str, stdin: bytes | None = None) -> Ran:
 
 
 def scripted_command(
-    monkeypatch, folder: Path, answer: list, *, words: tuple[str, ...] = ()
+    monkeypatch, parent: Path, answer: list, *, words: tuple[str, ...] = ()
 ) -> Path:
-    """A checkpoint folder for --model whose model answers every prompt with `answer`.
+    """A new folder in `parent`, for --model, whose model answers every prompt with `answer`.
 
     An item is a token id, a row of logits, or a function called for its token. The drafter knows
     the ids beforehand, so that several tokens are accepted in a round. After the end it repeats.
     """
+    folder = parent / f"model{len(list(parent.iterdir()))}"
+    folder.mkdir()
     toy_folder(folder, words)
     base = 256 + len(words)
     config = json.loads((ROOT / "golden/tiny/config.json").read_text())

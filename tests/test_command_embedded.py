@@ -78,24 +78,27 @@ def test_plan_needs_no_weights(command, embedded, tmp_path):
     assert ran.code == 0 and "24.00 GiB" in ran.out and "drafter taps" not in ran.out
 
 
+@pytest.mark.parametrize("way", ["x", "--input none --output none", "--plan"])
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (["--model", "none"], "--model none: no such folder"),
-        (["--model", "pyproject.toml"], "--model pyproject.toml: no such folder"),
-        (["--drafter", "none"], "--drafter none: no such folder"),
-        (["--backend", "cuda"], "--backend 'cuda' "),
-        (["--tp", "3"], "--tp 3: num_attention_heads 8 / tp 3"),
+        ("--model none", "--model none: no such folder"),
+        ("--model pyproject.toml", "--model pyproject.toml: no such folder"),
+        ("--drafter none", "--drafter none: no such folder"),
+        ("--tp 3", "--tp 3: num_attention_heads 8 / tp 3 = 2.7 is not whole"),
     ],
 )
-@pytest.mark.parametrize("way", [["x"], ["--input", "none", "--output", "none"], ["--plan"]])
-def test_options_that_cannot_be_met_are_usage_errors(command, monkeypatch, argv, message, way):
-    monkeypatch.setattr("ddtree_numba.prepare.Command.load", None)  # not reached
-    if way == ["--plan"] and "--backend" in argv:
-        pytest.skip("refused by `options`")
-    ran = command(*way, *argv)
+def test_options_that_cannot_be_met_are_usage_errors(command, monkeypatch, way, argv, message):
+    monkeypatch.setattr("ddtree_numba.prepare.Command.encoder", None)  # not reached
+    ran = command(*way.split(), *argv.split())
     assert ran.code == 2 and ran.out == "" and ran.err.count("\n") == 1
     assert ran.err.startswith(f"error: {message}")
+
+
+def test_a_backend_that_is_not_there_is_a_usage_error(command):
+    ran = command("x", "--backend", "cuda")
+    assert ran.code == 2 and ran.out == "" and ran.err.count("\n") == 1
+    assert ran.err.startswith("error: --backend 'cuda' ")
 
 
 @pytest.mark.parametrize(

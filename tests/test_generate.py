@@ -32,9 +32,7 @@ def command(monkeypatch, capsys, tmp_path):
     """Run the command on a model that gives `answer`."""
 
     def call(answer, *argv: str, prompt: str = "xyz", words: tuple[str, ...] = ()):
-        folder = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        scripted_command(monkeypatch, folder, list(answer), words=words)
+        folder = scripted_command(monkeypatch, tmp_path, list(answer), words=words)
         return run(monkeypatch, capsys, prompt, "--model", str(folder), *argv)
 
     return call

@@ -28,9 +28,7 @@ def command(monkeypatch, capsys, tmp_path, files):
     """Answer the records of `files` with a scripted model."""
 
     def call(answer, *argv: str):
-        folder = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        scripted_command(monkeypatch, folder, list(answer))
+        folder = scripted_command(monkeypatch, tmp_path, list(answer))
         model = ["--model", str(folder), "--mode", "ar"]
         return run(
             monkeypatch, capsys, "--input", str(files[0]), "--output", str(files[1]), *model, *argv
@@ -141,6 +139,7 @@ def test_check_compares_every_answer(command, files):
         ('{"index": 0}\nnot json\n', "line 2: not a result"),
         ('{"text": "x"}\n', "line 1: not a result"),
         ("[1]\n", "line 1: not a result"),
+        ('{"index": [0]}\n', "line 1: not a result"),
         ('{"index": 0}\n{"index": 0}\n', "line 2: index 0 is there twice"),
         ('{"index": 3}\n', "holds index 3, the input ends at 2"),
         ('{"index": 0, "prompt_tokens": 99}\n', "prompt 0 had 99 tokens, now 5"),
@@ -179,6 +178,9 @@ def test_g04_input_and_output_must_differ(command, files):
 def test_an_output_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UsageError, match="none/out: No such file"):
         Output(str(tmp_path / "none" / "out"), str(tmp_path / "in"))
+    (tmp_path / "in").touch()
+    with pytest.raises(UsageError, match="Is a directory"):
+        Output(str(tmp_path), str(tmp_path / "in"))
 
 
 def test_g04_json_never_holds_nan():

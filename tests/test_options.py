@@ -98,6 +98,10 @@ def test_options_that_go_together_are_taken(argv):
     parse(argv.split())
 
 
+def test_a_prompt_may_begin_with_a_dash():
+    assert parse(["--json", "--", "--x"]).prompt == "--x"
+
+
 @pytest.mark.parametrize(
     "argv, message",
     [
@@ -114,6 +118,7 @@ def test_options_that_go_together_are_taken(argv):
         ("x --budget -1", "-1 is below 0"),
         ("x --budget many", "'many' is not a whole number"),
         ("x --max-new-tokens -1", "-1 is below 0"),
+        ("x --stop=", "argument --stop: the text is empty"),
         ("x --max-new-tokens 1.5", "'1.5' is not a whole number"),
         ("x --temperature warm", "'warm' is not a number"),
         ("x --temperature nan", "nan is not a finite number"),
@@ -137,7 +142,6 @@ def test_what_does_not_parse_is_one_line_with_an_example(capsys, argv, message):
         ("--temperature 1 --seed -1", "--seed must be"),
         ("--temperature 1 --seed 18446744073709551616", "--seed must be"),
         ("--budget 100000", "--budget must be auto or 0 .. 256"),
-        ("--stop=", "--stop must be"),
     ],
 )
 def test_s19_values_out_of_range_are_refused_before_loading(monkeypatch, capsys, argv, message):
