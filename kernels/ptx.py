@@ -80,11 +80,11 @@ mul = op("mul.rn.f32", "f = f, f")
 fma = op("fma.rn.f32", "f = f, f, f")
 div = op("div.rn.f32", "f = f, f")
 sqrt = op("sqrt.rn.f32", "f = f")
-fmax = op("max.f32", "f = f, f")  # of a number and a NaN: the number
+fmax = op("max.f32", "f = f, f")  # of a number and a NaN: the number; +0 is above -0
 fmin = op("min.f32", "f = f, f")
 rint = op("cvt.rni.f32.f32", "f = f")
-exp2 = op("ex2.approx.ftz.f32", "f = f")  # error below 2 ulp
-rcp = op("rcp.approx.ftz.f32", "f = f")
+exp2 = op("ex2.approx.ftz.f32", "f = f")  # error below 2 ulp; no subnormals in or out
+rcp = op("rcp.approx.ftz.f32", "f = f")  # relative error to 2^-23; no subnormals in or out
 to_int = op("cvt.rzi.s32.f32", "i = f")
 to_float = op("cvt.rn.f32.s32", "f = i")
 

@@ -13,7 +13,8 @@ from ddtree_numba.kernels.simt_memory import wrap
 from ddtree_numba.kernels.simt_threads import Fault
 
 M32, M64 = 0xFFFFFFFF, (1 << 64) - 1
-NAN_BF16 = 0x7FFF
+NAN, NAN_BF16 = np.uint32(0x7FFFFFFF).view(np.float32), 0x7FFF
+SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 def single(value: Any) -> np.float32:
@@ -64,23 +65,42 @@ def fma(a, b, c):
 
 
 def fmax(a, b):
-    return np.fmax(single(a), single(b))
+    if single(a) > single(b):
+        return a
+    return b if b > a else _neither(a, b, negative=False)
 
 
 def fmin(a, b):
-    return np.fmin(single(a), single(b))
+    if single(a) < single(b):
+        return a
+    return b if b < a else _neither(a, b, negative=True)
+
+
+def _neither(a, b, negative: bool):
+    """Of equal numbers one, of two zeros the `negative` one; the number beside a NaN of any kind.
+
+    np.fmax leaves the order of zeros open, and gives NaN for a number and a signalling NaN.
+    """
+    if a != a:
+        return b if b == b else NAN
+    return a if b != b or np.signbit(a) == negative else b
 
 
 def rint(a):
     return np.rint(single(a))
 
 
+def _flushed(a):
+    """ftz: a subnormal number becomes a zero of its sign."""
+    return np.copysign(np.float32(0), a) if abs(a) < SMALLEST_NORMAL else a
+
+
 def exp2(a):
-    return np.exp2(single(a))
+    return _flushed(np.exp2(_flushed(single(a))))
 
 
 def rcp(a):
-    return np.float32(1) / single(a)
+    return _flushed(np.float32(1) / _flushed(single(a)))
 
 
 def to_int(a):

@@ -186,6 +186,34 @@ def test_bits(name, operands, result):
     assert meaning(name)(*operands) == result
 
 
+@pytest.mark.parametrize(
+    "name, operands, result",
+    [
+        ("fmax", (0x80000000, 0x00000000), 0x00000000),
+        ("fmax", (0x00000000, 0x80000000), 0x00000000),
+        ("fmin", (0x80000000, 0x00000000), 0x80000000),
+        ("fmin", (0x00000000, 0x80000000), 0x80000000),
+        ("fmax", (0x7FC00000, 0xFF800000), 0xFF800000),  # NaN, -infinity
+        ("fmax", (0xC0000000, 0x7FB7F614), 0xC0000000),  # -2, a signalling NaN
+        ("fmin", (0xFFB1941F, 0x40000000), 0x40000000),  # a signalling NaN, 2
+        ("fmin", (0xFFB1941F, 0x7FC00000), 0x7FFFFFFF),  # the NaN that PTX writes
+        ("fmax", (0x00000001, 0x80000001), 0x00000001),  # subnormal numbers stay
+        ("rcp", (0x807FFFFF,), 0xFF800000),  # subnormal: 1 / -0
+        ("rcp", (0x00000000,), 0x7F800000),
+        ("rcp", (0x7F000000,), 0x00000000),  # 2^127: its reciprocal is subnormal
+        ("rcp", (0x7E800000,), 0x00800000),  # 2^126
+        ("rcp", (0xFF800000,), 0x80000000),
+        ("exp2", (0xC2FC0000,), 0x00800000),  # -126
+        ("exp2", (0xC2FC8000,), 0x00000000),  # -126.25
+        ("exp2", (0x80000001,), 0x3F800000),
+    ],
+)
+def test_bits_at_the_ends_of_the_numbers(name, operands, result):
+    with np.errstate(all="ignore"):
+        made = meaning(name)(*map(ptx_cpu_arithmetic.as_float, operands))
+    assert made.dtype == F32 and ptx_cpu_arithmetic.as_bits(made) == result
+
+
 # --- fragments
 
 
