@@ -28,6 +28,7 @@ from ddtree_numba.kernels.numerics import (
 from ddtree_numba.kernels.row_settings import Settings
 from ddtree_numba.kernels.selection import (
     ARRIVED,
+    EACH,
     FLOOR,
     LEVEL_BITS,
     STATE,
