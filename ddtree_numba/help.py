@@ -36,8 +36,9 @@ output
   to the model's template; calls then stand in the answer's text. A template that wants its tools as
   TypeScript, as from K2.5 on, refuses the record: declare them in a first message of role
   tool_declare. A result is appended as soon as it is there: index (number of the record, from 0),
-  the fields of --json, prefill_seconds, decode_seconds. Started again, the command drops a torn
-  last line and skips what the output holds, failed records too: delete their lines to try again.
+  the fields of --json, prefill_seconds, decode_seconds. Started again, the command drops a
+  torn last line and skips what the output holds, failed records too: delete their lines to try
+  them again.
 
 An option that would have no effect with the others is refused.
 
