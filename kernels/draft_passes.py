@@ -61,6 +61,7 @@ def make_candidates(element, aligned: bool, threads: int = THREADS, listed: int 
         keys = cuda.local.array(count, int64)
         kept = cuda.shared.array(listed, int64)
         place = cuda.shared.array(1, int64)
+        ptx.launch_next()
         ptx.wait_for_previous()
         load(logits, row, block, width, values)
         own = int64(0)
@@ -75,7 +76,7 @@ def make_candidates(element, aligned: bool, threads: int = THREADS, listed: int 
             own = max(own, keys[i])
         top = ptx.redux_max(own >> ID_BITS)
         if thread & 31 == 0:
-            ptx.atom_max_u64(tops, row, int64(top) << ID_BITS)
+            ptx.red_max_u64(tops, row, int64(top) << ID_BITS)
         found = thin(keys, k, kept)
         if thread == 0:
             place[0] = int64(ptx.atom_add_u64(state, row * STATE + COUNT, found))
@@ -181,7 +182,7 @@ def make_finish(
                 total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
                 step >>= 1
             if thread & 31 == 0:
-                ptx.atom_add_u64(state, base + TOTAL, total)
+                ptx.red_add_u64(state, base + TOTAL, total)
         if arrive(state, base + ARRIVED):
             total = state[base + TOTAL]
             if sharded:

@@ -45,7 +45,10 @@ class Shape:
         return blocks_of(vocabulary, self.threads, EACH) * self.listed
 
 
-def workspace_words(rows: int, vocabulary: int, k: int, shape: Shape = Shape()) -> int:
+PRODUCT = Shape()
+
+
+def workspace_words(rows: int, vocabulary: int, k: int, shape: Shape = PRODUCT) -> int:
     """int64 words for rows of so many tokens; zeros before the first call, and left as zeros
     where that matters."""
     return rows * (1 + STATE + k + shape.capacity(vocabulary))
@@ -70,7 +73,7 @@ def _checked(logits, k: int) -> tuple[int, int]:
 
 
 def draft_candidates(
-    logits, k: int, first_id: int = 0, *, workspace, shape: Shape = Shape(), stream=None
+    logits, k: int, first_id: int = 0, *, workspace, shape: Shape = PRODUCT, stream=None
 ):
     """First pass over a shard whose first token is first_id; returns each row's greatest key.
 
@@ -124,7 +127,7 @@ def _finish(logits, k, tops, results, sharded, workspace, shape, stream) -> None
     )
 
 
-def draft_topk(logits, k: int, *, workspace, out, shape: Shape = Shape(), stream=None):
+def draft_topk(logits, k: int, *, workspace, out, shape: Shape = PRODUCT, stream=None):
     """(token_ids, log_probs) of the k likeliest tokens of each row into out; returns out."""
     k = min(k, logits.shape[-1])
     rows, _ = _checked(logits, k)
@@ -137,7 +140,7 @@ def draft_topk(logits, k: int, *, workspace, out, shape: Shape = Shape(), stream
     return out
 
 
-def draft_shard(logits, k: int, tops, *, workspace, out, shape: Shape = Shape(), stream=None):
+def draft_shard(logits, k: int, tops, *, workspace, out, shape: Shape = PRODUCT, stream=None):
     """Second pass over a shard. tops: int64[shards, rows], gathered from the first pass.
 
     out: keys int64[rows, k] in descending order (0: the shard has no more tokens) and the shard's

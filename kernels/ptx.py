@@ -41,6 +41,9 @@ atom_cas = op("atom.global.cas.b32", "r = [g], r, r")
 atom_exch = op("atom.global.exch.b32", "r = [g], r")
 atom_max_u64 = op("atom.global.max.u64", "l = [g], l")
 atom_add_u64 = op("atom.global.add.u64", "l = [g], l")
+atom_add_acq_rel = op("atom.acq_rel.gpu.global.add.u64", "l = [g], l")
+red_add_u64 = op("red.global.add.u64", "[g], l")
+red_max_u64 = op("red.global.max.u64", "[g], l")
 red_add_f = op("red.global.add.f32", "[g], f")
 
 # Shared memory, by byte address.

@@ -97,6 +97,8 @@ def _atomic(update: Callable, code: str = "I") -> Callable:
 
 atom_add, atom_max = _atomic(lambda old, v: old + v), _atomic(max)
 atom_add_u64, atom_max_u64 = _atomic(lambda old, v: old + v, "Q"), _atomic(max, "Q")
+atom_add_acq_rel = red_add_u64 = atom_add_u64
+red_max_u64 = atom_max_u64
 atom_cas = _atomic(lambda old, expected, v: v if old == expected else old)
 atom_exch = _atomic(lambda old, v: v)
 

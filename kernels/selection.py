@@ -110,6 +110,7 @@ def make(
         low = cuda.shared.array(bins, uint32)
         high = cuda.shared.array(bins, uint32)
         sums = cuda.shared.array(MOST_WARPS, int64)
+        ptx.launch_next()
         ptx.wait_for_previous()
         top, floor = state[base + TOP], state[base + FLOOR]
         temperature, start, shift = temperatures[row], int64(0), int64(first_shift)
@@ -163,7 +164,7 @@ def make(
                 if weighted:
                     weight += int64(high[b]) << LOW_BITS
                 if weight > 0:
-                    ptx.atom_add_u64(state, table + b, weight)
+                    ptx.red_add_u64(state, table + b, weight)
                 b += threads
             if arrive(state, base + ARRIVED):
                 own = int64(0)

@@ -112,9 +112,8 @@ def arrive(state, counter):
     cuda.syncthreads()
     last = 0
     if cuda.threadIdx.x == 0:
-        cuda.threadfence()
-        if int64(ptx.atom_add_u64(state, counter, 1)) == cuda.gridDim.x - 1:
+        before = int64(ptx.atom_add_acq_rel(state, counter, 1))
+        if before == cuda.gridDim.x - 1:
             last = 1
             state[counter] = 0
-        cuda.threadfence()
     return cuda.syncthreads_or(last)

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("numba.cuda")
 
 from ddtree_numba.kernels.draft_topk import (
+    PRODUCT,
     Shape,
     draft_candidates,
     draft_merge,
@@ -19,7 +20,6 @@ from tests.gpu_arrays import to_gpu, to_host
 
 CPU = [name for name in spec.CASES if not name.startswith("k26")]
 SMALL = Shape(threads=64, listed=64)  # less for the executor to do, and more blocks
-PRODUCT = Shape()
 
 
 def buffers(logits, k, empty=np.empty):
@@ -70,6 +70,14 @@ def test_s07_orders_that_leave_all_great_keys_to_few_threads(order, k):
     assert_same(on_kernel(logits, k), spec.draft_topk(logits, k))
 
 
+def test_a_list_of_several_parts(rng):
+    """More listed keys than the merging block holds at a time: what is left of one part goes on."""
+    shape = Shape(threads=32, listed=64)
+    logits = rng.standard_normal((1, 1, 10_000)).astype(F32)
+    for order in (logits, np.sort(logits)):
+        assert_same(on_kernel(order, 30, shape), spec.draft_topk(order, 30))
+
+
 @pytest.mark.parametrize("values", [[np.nan, 1, -np.inf, 1], [-0.0, 0.0, -1, 0.0], [3e38, -3e38]])
 def test_s12_special_values(values):
     logits = np.float32([[values]])
@@ -111,7 +119,7 @@ def in_shards(logits, k, shards, shape, zeros=np.zeros, put=np.asarray):
     return draft_merge(keys, totals, tops, out=out)
 
 
-@pytest.mark.parametrize("shards, vocabulary, k", [(2, 600, 7), (8, 512, 64), (8, 8, 8)])
+@pytest.mark.parametrize("shards, vocabulary, k", [(2, 600, 7), (8, 128, 12), (8, 8, 8)])
 def test_shards_give_what_one_row_gives(shards, vocabulary, k, rng):
     """Ties across shards go to the lower global id; sums are exact in any grouping."""
     logits = (rng.standard_normal((1, 2, vocabulary)) * 4).astype(F32).round(1)

@@ -7,7 +7,14 @@ import pytest
 
 pytest.importorskip("numba.cuda")
 
-from ddtree_numba.kernels.next_token import Shape, next_token, workspace_words
+from ddtree_numba.kernels.next_token import (
+    PRODUCT,
+    Shape,
+    next_token,
+    next_token_merge,
+    next_token_shard,
+    workspace_words,
+)
 from ddtree_numba.kernels.row_settings import settings
 from ddtree_numba.spec import next_token as spec
 from ddtree_numba.spec.next_token import SamplingParams
@@ -20,7 +27,6 @@ SMALL = {
     if not name.startswith("k26")
 }
 SMALL_BLOCKS = Shape(threads=32, bits=5)  # less for the executor to do, and more blocks
-PRODUCT = Shape()
 GREEDY, PLAIN = SamplingParams(), SamplingParams(temperature=1.0)
 
 
@@ -102,12 +108,12 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0, 200.0])
-def test_filters_on_flat_and_steep_rows(filters, spread, rng):
+def test_filters_on_flat_and_steep_rows(filters, rng):
     """Flat: ties decide, by id. Steep: far beyond the two octaves of the first launch."""
-    rows = rng.standard_normal((2, 200)).astype(F32) * F32.type(spread)
-    rows[1] = rows[1].round(1)
-    for temperature in (0.5, 3.0):
+    rows = rng.standard_normal((4, 100)).astype(F32)
+    rows *= F32.type([0.0, 0.01, 3.0, 200.0])[:, None]
+    rows[2] = rows[2].round(1)
+    for temperature in (0.5, 30.0):
         draw(rows, SamplingParams(temperature, **filters))
 
 
@@ -142,6 +148,28 @@ def test_every_row_has_its_own_parameters(rng):
         row = slice(i, i + 1)
         alone = spec.next_token(logits[row], positions[row], seeds[row], params[i])
         assert together[i] == alone[0]
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN])
+@pytest.mark.parametrize("shards", [2, 8])
+def test_shards_draw_what_whole_rows_draw(params, shards, rng):
+    """Ties across shards go to the lower id; one NaN in one shard spoils its row alone."""
+    logits = (rng.standard_normal((5, 160)) * 3).astype(F32).round(1)
+    logits[0], logits[1, 150], logits[2, :80] = 0, np.nan, -np.inf
+    positions, seeds = np.arange(5) + 2**33, rng.integers(0, 2**64, 5, np.uint64)
+    keys, width = np.empty((shards, 5), np.int64), 160 // shards
+    workspace = np.zeros(workspace_words(5, False), np.int64)
+    for s in range(shards):
+        part = np.ascontiguousarray(logits[:, s * width : (s + 1) * width])
+        next_token_shard(
+            *(part, positions, seeds, settings(params, 5), s * width),
+            workspace=workspace,
+            out=keys[s],
+            shape=SMALL_BLOCKS,
+        )
+    out = next_token_merge(keys, out=np.empty(5, np.int32))
+    assert np.array_equal(out, spec.next_token(logits, positions, seeds, params))
+    assert out[1] == -1
 
 
 @pytest.mark.parametrize("name", ["partial_block", "all_filters"])
@@ -180,6 +208,12 @@ def test_shapes_and_values_that_do_not_fit_are_named():
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             next_token(**good | change)
+    keys = dict(first_id=4, out=np.empty(2, np.int64))
+    next_token_shard(**good | keys)
+    with pytest.raises(ValueError, match="^first_id: 2, expected a multiple of 4"):
+        next_token_shard(**good | keys | dict(first_id=2))
+    with pytest.raises(ValueError, match="^params: top_k"):
+        next_token_shard(**good | keys | dict(params=settings(SamplingParams(1.0, 3), 2)))
     with pytest.raises(ValueError, match="^params must have 2 entries, not 1"):
         settings([PLAIN], 2)
 
