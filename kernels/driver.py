@@ -1,13 +1,12 @@
 """The CUDA driver as launches need it: is there a usable device, load a cubin, launch it packed.
 
-Errors are one line and say what to change. The driver's module is looked up through `api()`, so
-that tests put a made-up device in its place.
+Errors are one line and say what to change. The driver is looked up through `api()` and
+`launch_function()`, so that tests put a made-up device in its place.
 """
 
 import ctypes
 import struct
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,9 @@ from ddtree_numba.kernels.compile import Compiled, versions
 
 OLDEST_DRIVER = 13000  # CUDA 13.0: the PTX and cubins that we make
 OLDEST_ARCH = (8, 0)  # mma.sync with bfloat16, cp.async
-KEPT_CONFIGURATIONS = 256
+# CUlaunchConfig of cuda.h: grid, block, shared bytes; stream, attributes; how many attributes.
+CONFIGURATION = "7InnI4x"
+ATTRIBUTE = "I4xi60x"  # CUlaunchAttribute: what, value
 
 
 class DeviceError(RuntimeError):
@@ -26,6 +27,12 @@ def api() -> Any:
     from cuda.bindings import driver
 
     return driver
+
+
+@cache
+def launch_function() -> Callable:
+    """cuLaunchKernelEx itself: the bindings' takes objects, whose making costs a microsecond."""
+    return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -78,12 +85,17 @@ def current_device() -> int:
     return cupy.cuda.Device().id
 
 
+@cache
+def _current_stream() -> Callable:
+    import cupy
+
+    return cupy.cuda.get_current_stream
+
+
 def address_of(stream: Any) -> int:
     """Of a CuPy stream, or of CuPy's current one."""
     if stream is None:
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
+        stream = _current_stream()()
     return stream if isinstance(stream, int) else stream.ptr
 
 
@@ -110,6 +122,10 @@ def arch_of(device: int) -> str:
     return f"sm_{major}{minor}"
 
 
+def launch_error(name: str, status: int, grid: Any) -> DeviceError:
+    return DeviceError(f"{name}: launch failed, {api().CUresult(status).name}, grid {grid}")
+
+
 def require_shared(kernel: Compiled, dynamic: int, limit: int) -> None:
     """`limit` is the device's opt-in limit of a block; static arrays count too."""
     available = limit - kernel.shared_bytes
@@ -128,28 +144,88 @@ def load_function(kernel: Compiled) -> tuple[Any, Any]:
     return code, call("cuKernelGetFunction", code.get_kernel(kernel.name).handle)
 
 
-class Loaded:
-    """A kernel on the device: packs arguments and launches, in a few microseconds.
+POINTER = "n"  # code of an argument that is an array on the device, or None; "n" packs fastest
+# What a launch runs, made for each kernel: no loop, one call that writes configuration and
+# arguments, one call of the driver, which copies them. A launch has a place of its own meanwhile,
+# since another thread may come between.
+START = """
+def start(grid, arguments, stream):
+    x, y, z = (grid, 1, 1) if type(grid) is int else three(grid)
+    if not (x and y and z):
+        return 0
+    if type(stream) is not int:
+        stream = address_of(stream)
+    {names}, = arguments
+    try:
+        place = take()
+    except IndexError:
+        place = another()
+    buffer, configuration, parameters = place
+    pack(buffer, 0, x, y, z, {threads}, 1, 1, {shared}, stream, {attributes}, {values})
+    status = launch(configuration, function, parameters, nothing)
+    give_back(place)
+    return status
+"""
 
-    The driver copies the packed arguments during the call, so that one buffer serves all launches;
-    the lock keeps a second thread from filling it meanwhile.
-    """
+
+def three(grid: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks along x, y, z."""
+    return (*(grid if isinstance(grid, tuple) else (int(grid),)), 1, 1)[:3]
+
+
+class Loaded:
+    """A kernel on the device. `start(grid, arguments, stream)` launches it: 0, or an error."""
 
     def __init__(
         self, kernel: Compiled, codes: Sequence[str], threads: int, shared: int = 0, pdl=False
     ):
-        self.kernel, self.threads, self.shared, self.pdl = kernel, threads, shared, pdl
+        self.kernel, self.codes, self.shared = kernel, codes, shared
         self.code, self.function = load_function(kernel)
-        self.start = api().cuLaunchKernelEx
-        packing = struct.Struct("=" + "".join(codes))
-        self.pack = packing.pack_into
-        self.buffer = ctypes.create_string_buffer(max(packing.size, 1))
-        first = ctypes.addressof(self.buffer)
-        places = [first + struct.calcsize("=" + "".join(codes[:i])) for i in range(len(codes))]
-        self.places = (ctypes.c_void_p * max(len(codes), 1))(*places)
-        self.parameters = ctypes.addressof(self.places)
-        self.configurations: dict[tuple, Any] = {}
-        self.lock = threading.Lock()
+        self.layout = struct.Struct(CONFIGURATION + "".join(codes))
+        self.attribute = serial_attribute() if pdl else None
+        self.start = self._starter(threads)
+
+    def _place(self) -> tuple:
+        """Memory for one launch: the configuration, then the arguments; addresses of both."""
+        buffer = ctypes.create_string_buffer(self.layout.size)
+        first, places = ctypes.addressof(buffer), []
+        for i, code in enumerate(self.codes):
+            end = struct.calcsize(CONFIGURATION + "".join(self.codes[: i + 1]))
+            places.append(first + end - struct.calcsize(code))
+        addresses = (ctypes.c_void_p * max(len(places), 1))(*places)
+        parameters = ctypes.c_void_p(ctypes.addressof(addresses))
+        parameters.keep = addresses  # type: ignore[attr-defined]
+        return buffer, ctypes.c_void_p(first), parameters
+
+    def _starter(self, threads: int) -> Callable[..., int]:
+        names = [f"a{i}" for i in range(len(self.codes))]
+        address = "0 if {0} is None else {0}.data.ptr"
+        values = [
+            address.format(name) if code == POINTER else name
+            for name, code in zip(names, self.codes, strict=True)
+        ]
+        attributes = "0, 0" if self.attribute is None else f"{ctypes.addressof(self.attribute)}, 1"
+        text = START.format(
+            names=", ".join(names),
+            values=", ".join(values),
+            threads=threads,
+            shared=self.shared,
+            attributes=attributes,
+        )
+        places = [self._place()]
+        known: dict[str, Any] = dict(
+            three=three,
+            address_of=address_of,
+            take=places.pop,
+            give_back=places.append,
+            another=self._place,
+            pack=self.layout.pack_into,
+            launch=launch_function(),
+            function=ctypes.c_void_p(int(self.function)),
+            nothing=ctypes.c_void_p(),
+        )
+        exec(text, known)
+        return known["start"]
 
     def allow_shared(self, device: int) -> None:
         """Whatever the amount: the limit without opting in is no round number (static arrays)."""
@@ -159,29 +235,9 @@ class Loaded:
         kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call("cuFuncSetAttribute", self.function, kind, self.shared)
 
-    def launch(self, grid: tuple[int, int, int], values: list, stream: int) -> None:
-        with self.lock:
-            configuration = self.configurations.get((grid, stream))
-            if configuration is None:
-                configuration = self._configure(grid, stream)
-            self.pack(self.buffer, 0, *values)
-            (status,) = self.start(configuration, self.function, self.parameters, 0)
-        if status:
-            raise DeviceError(f"{self.kernel.name}: launch failed, {status.name}, grid {grid}")
 
-    def _configure(self, grid: tuple[int, int, int], stream: int) -> Any:
-        driver = api()
-        made = driver.CUlaunchConfig()
-        made.gridDimX, made.gridDimY, made.gridDimZ = grid
-        made.blockDimX, made.blockDimY, made.blockDimZ = self.threads, 1, 1
-        made.sharedMemBytes, made.hStream = self.shared, driver.CUstream(stream)
-        if self.pdl:
-            entry = driver.CUlaunchAttribute()
-            kinds = driver.CUlaunchAttributeID
-            entry.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            entry.value.programmaticStreamSerializationAllowed = 1
-            made.attrs, made.numAttrs = [entry], 1
-        if len(self.configurations) >= KEPT_CONFIGURATIONS:
-            self.configurations.clear()
-        self.configurations[grid, stream] = made
-        return made
+def serial_attribute() -> ctypes.Array:
+    """Programmatic dependent launch: may start before the kernel ahead of it has ended."""
+    kinds = api().CUlaunchAttributeID
+    kind = int(kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+    return ctypes.create_string_buffer(struct.pack(ATTRIBUTE, kind, 1))

@@ -9,6 +9,7 @@ or None for CuPy's current one; capture into a graph happens there as for any ot
 """
 
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -58,14 +59,16 @@ class Kernel:
         self.parameters = parameters(self.body)
         kinds = list(self.parameters.values())
         self.signature = types.void(*(kind.numba_type for kind in kinds))
-        self.codes = ["Q" if isinstance(kind, Pointer) else code_of(kind.dtype) for kind in kinds]
-        self.count = len(kinds)
+        self.codes = [
+            driver.POINTER if isinstance(kind, Pointer) else code_of(kind.dtype) for kind in kinds
+        ]
         self.pointers = [i for i, kind in enumerate(kinds) if isinstance(kind, Pointer)]
         self._options: dict[str, Any] = dict(
             name=self.name, launch_bounds=(threads, min_blocks), float64=float64
         )
         self._ptx: dict[tuple[int, int], str] = {}
         self._loaded: driver.Loaded | None = None
+        self._start: Callable[..., int] = _not_loaded
 
     def ptx(self, arch: str) -> str:
         """The same text for all architectures from sm_90 on."""
@@ -91,24 +94,41 @@ class Kernel:
 
     def launch(self, grid: int | tuple[int, ...], *arguments: Any, stream: Any = None) -> None:
         """`grid` blocks on numpy arrays (CPU) or CuPy arrays (GPU); nothing for an empty grid."""
-        blocks = (grid, 1, 1) if type(grid) is int else _three(grid)
-        if len(arguments) != self.count:
+        try:
+            status = self._start(grid, arguments, stream)
+        except (AttributeError, TypeError, ValueError, struct.error):
+            return self._launch_checked(grid, arguments, stream)
+        if status:
+            raise driver.launch_error(self.name, status, grid)
+
+    def _launch_checked(self, grid: Any, arguments: tuple, stream: Any) -> None:
+        """The first launch, numpy arrays, addresses, and errors by name."""
+        if len(arguments) != len(self.parameters):
             expected = ", ".join(self.parameters)
             raise TypeError(f"{self.name}: {len(arguments)} arguments for ({expected})")
-        if 0 in blocks:
+        if 0 in driver.three(grid):
             return
-        values = list(arguments)
+        if any(isinstance(value, np.ndarray) for value in arguments):
+            return self._run_on_cpu(driver.three(grid), arguments)
+        named = zip(self.parameters, self.codes, arguments, strict=True)
+        values = [self._checked(*each) for each in named]
+        start = (self._loaded or self.load()).start
+        status = start(grid, values, stream)
+        if status:
+            raise driver.launch_error(self.name, status, grid)
+
+    def _checked(self, name: str, code: str, value: Any) -> Any:
+        """An argument as `start` takes it."""
+        if code == driver.POINTER:
+            value = _At(value) if isinstance(value, int) else value
+            if value is None or hasattr(getattr(value, "data", None), "ptr"):
+                return value
+            raise TypeError(f"{self.name}: {name}: {type(value).__name__} is no array")
         try:
-            for i in self.pointers:
-                values[i] = values[i].data.ptr
-        except (AttributeError, ValueError):  # anything else than CuPy arrays
-            if any(isinstance(value, np.ndarray) for value in arguments):
-                return self._run_on_cpu(blocks, arguments)
-            for i in self.pointers:
-                values[i] = _address(arguments[i])
-        if type(stream) is not int:
-            stream = driver.address_of(stream)
-        (self._loaded or self.load()).launch(blocks, values, stream)
+            struct.pack(code, value)
+        except struct.error as error:
+            raise TypeError(f"{self.name}: {name}: {value!r}: {error}") from None
+        return value
 
     def load(self) -> driver.Loaded:
         """Compile for the current device and load; the first launch does it, capture must not."""
@@ -117,10 +137,10 @@ class Kernel:
         pdl = self.pdl and target_of(arch) >= DEPENDENT_LAUNCH
         loaded = driver.Loaded(self.compile(arch), self.codes, self.threads, self.shared_bytes, pdl)
         loaded.allow_shared(device)
-        self._loaded = loaded
+        self._loaded, self._start = loaded, loaded.start
         return loaded
 
-    def _run_on_cpu(self, grid: tuple[int, int, int], arguments: tuple) -> None:
+    def _run_on_cpu(self, grid: tuple[int, ...], arguments: tuple) -> None:
         given = [arguments[i] for i in self.pointers]
         if any(value is not None and not isinstance(value, np.ndarray) for value in given):
             raise TypeError(f"{self.name}: numpy arrays beside others")
@@ -134,11 +154,12 @@ def kernel(**options: Any) -> Callable[[Callable], Kernel]:
     return lambda function: Kernel(function, **options)
 
 
-def _three(grid: Any) -> tuple[int, int, int]:
-    x, y, z = (*(grid if isinstance(grid, tuple) else (grid,)), 1, 1)[:3]
-    return int(x), int(y), int(z)
+def _not_loaded(grid: Any, arguments: tuple, stream: Any) -> int:
+    raise TypeError("the first launch loads")
 
 
-def _address(pointer: Any) -> int:
-    """Of a CuPy array, an address itself, or None."""
-    return pointer.data.ptr if hasattr(pointer, "data") else pointer or 0
+class _At:
+    """An address where `start` looks for that of an array."""
+
+    def __init__(self, address: int):
+        self.ptr, self.data = address, self

@@ -1,10 +1,35 @@
 """A made-up CUDA driver: what `kernels/driver.py` calls, with a record of the launches."""
 
 import ctypes
+import enum
 import struct
 from types import SimpleNamespace
+from typing import Any
 
 SUCCESS = 0
+
+
+class CUresult(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h."""
+
+    _fields_ = [("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16)]
+
+
+class Configuration(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = [
+        *((f"{what}Dim{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "XYZ"),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("hStream", ctypes.c_size_t),
+        ("attrs", ctypes.POINTER(Attribute)),
+        ("numAttrs", ctypes.c_uint),
+    ]
 
 
 class Status(int):
@@ -25,11 +50,10 @@ class FakeDriver:
         shared = "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
         self.CUfunction_attribute = SimpleNamespace(**{shared: shared})
         serial = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
-        self.CUlaunchAttributeID = SimpleNamespace(**{serial: serial})
-        self.CUlaunchConfig = SimpleNamespace
-        self.CUlaunchAttribute = lambda: SimpleNamespace(id=None, value=SimpleNamespace())
-        self.CUstream = int
+        self.CUlaunchAttributeID = SimpleNamespace(**{serial: 6})
+        self.CUresult = CUresult
         self.allowed: dict = {}
+        self.functions: list[str] = []
         self.launches: list = []
         self.status = SUCCESS
 
@@ -51,17 +75,23 @@ class FakeDriver:
         return SUCCESS, self.attributes[name]
 
     def cuFuncSetAttribute(self, function, name, value):
-        self.allowed[function] = value
+        self.allowed[self.functions[function]] = value
         return (SUCCESS,)
 
-    def cuLaunchKernelEx(self, configuration, function, parameters, extra):
-        self.launches.append((configuration, function, parameters))
-        return (self.status,)
+    def load_function(self, compiled):
+        self.functions.append(compiled.name)
+        return None, len(self.functions) - 1
+
+    def cuLaunchKernelEx(self, configuration, function, parameters, extra) -> int:
+        """Four addresses; the configuration is copied, as the driver does."""
+        given = Configuration.from_buffer_copy(ctypes.string_at(configuration, 56))
+        self.launches.append((given, self.functions[function.value or 0], parameters.value))
+        return self.status
 
 
-def unpacked(parameters: int, codes: str) -> list:
+def unpacked(parameters: int, codes: str) -> list[Any]:
     """What a device would read: one value behind each of the pointers."""
     places = (ctypes.c_void_p * len(codes)).from_address(parameters)
-    sizes = [struct.calcsize("=" + code) for code in codes]
+    sizes = [struct.calcsize(code) for code in codes]
     data = [ctypes.string_at(place, size) for place, size in zip(places, sizes, strict=True)]
-    return [struct.unpack("=" + code, each)[0] for code, each in zip(codes, data, strict=True)]
+    return [struct.unpack(code, each)[0] for code, each in zip(codes, data, strict=True)]
