@@ -58,6 +58,7 @@ def make(element, page_size: int) -> Kernel:
     ):
         j, request, first = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z * LAYERS
         words = cuda.local.array(count, uint32)
+        ptx.launch_next()
         ptx.wait_for_previous()
         if j < counts[request]:
             position = starts[request] + j

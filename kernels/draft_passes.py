@@ -136,6 +136,7 @@ def make_finish(
         row, thread = cuda.blockIdx.y, cuda.threadIdx.x
         base = row * STATE
         kept = cuda.shared.array(listed, int64)
+        ptx.launch_next()
         ptx.wait_for_previous()
         top = int64(0)
         i = 0
@@ -216,6 +217,7 @@ def make_merge(threads: int = THREADS) -> Kernel:
     ):
         row, rows, thread = cuda.blockIdx.x, cuda.gridDim.x, cuda.threadIdx.x
         shared = cuda.shared.array(MOST_MERGED, int64)
+        ptx.launch_next()
         ptx.wait_for_previous()
         i, top, total = thread, int64(0), int64(0)
         while i < shards * k:

@@ -44,6 +44,7 @@ def make(element, latent_width: int, rope_width: int) -> Kernel:
         request = cuda.blockIdx.y
         first = cuda.blockIdx.x * (THREADS * EACH) + cuda.threadIdx.x
         words = cuda.local.array(count, uint32)
+        ptx.launch_next()
         ptx.wait_for_previous()
         for n in range(EACH):
             i = int32(first + n * THREADS)

@@ -79,8 +79,7 @@ def make(
         base = row * STATE
         values = cuda.local.array(EACH, float32)
         words = cuda.local.array(QUAD, uint32)
-        if not final:
-            ptx.launch_next()
+        ptx.launch_next()
         ptx.wait_for_previous()
         load(logits, row, cuda.blockIdx.x, width, values)
         best, temperature = int64(0), float32(0)
@@ -140,6 +139,7 @@ def make_merge() -> Kernel:
     @cuda.jit
     def next_token_merge_kernel(keys: read(int64), shards: int32, rows: int32, out: write(int32)):
         row = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        ptx.launch_next()
         ptx.wait_for_previous()
         if row < rows:
             best, i = int64(0), 0

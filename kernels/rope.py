@@ -79,6 +79,7 @@ def make(element, d: int, interleaved: bool, heads_each: int) -> Kernel:
         values = cuda.local.array(count, float32)
         cos = cuda.local.array(pairs, float32)
         sin = cuda.local.array(pairs, float32)
+        ptx.launch_next()
         ptx.wait_for_previous()
         if token < tokens:
             for n in range(heads_each):

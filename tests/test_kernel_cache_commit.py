@@ -164,12 +164,12 @@ def test_m07_gpu_the_last_page_of_a_large_pool(rng):
     import cupy
 
     layers, pool, width = 61, 2_160, 576
-    pages = cupy.zeros((layers, pool, 64, width), BF16)
-    assert pages.size > 2**32
+    bits = cupy.zeros((layers, pool, 64, width), np.uint16)
+    assert bits.size > 2**32
     scratch = rng.standard_normal((layers, 1, 2, width)).astype(BF16)
     table, start = np.int32([[pool - 1]]), np.int32([62])
     arguments = to_gpu((scratch, table, start, np.int32([[0, 1]]), np.int32([2])))
-    cache_commit(pages, *arguments)
-    assert to_host(pages[:, pool - 1, 62:]).tobytes() == scratch[:, 0].tobytes()
-    pages[:, pool - 1, 62:] = 0
-    assert not cupy.any(pages.view(cupy.uint16))
+    cache_commit(bits.view(BF16), *arguments)
+    assert to_host(bits[:, pool - 1, 62:]).tobytes() == scratch[:, 0].tobytes()
+    bits[:, pool - 1, 62:] = 0
+    assert not cupy.any(bits)

@@ -108,6 +108,7 @@ def in_shards(logits, k, shards, shape, zeros=np.zeros, put=np.asarray):
     words = workspace_words(rows, width, k, shape)
     spaces = [zeros(words, np.int64) for _ in parts]
     tops, keys = zeros((shards, rows), np.int64), zeros((shards, rows, k), np.int64)
+    keys[...] = 2**51  # stale
     totals = zeros((shards, rows), np.int64)
     for s, part in enumerate(parts):
         tops[s] = draft_candidates(part, k, s * width, workspace=spaces[s], shape=shape)
