@@ -43,7 +43,9 @@ def opcodes(cubin: bytes, path: Path) -> set[str]:
     path.write_bytes(cubin)
     tool = find_nvidia_binary_utility("nvdisasm")
     assert tool, "nvdisasm is missing; the extra `test` installs it"
-    text = subprocess.run([tool, "-ndf", "-c", path], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        [tool, "-ndf", "-c", path], check=True, capture_output=True, text=True
+    ).stdout
     return set(OPCODE.findall(text))
 
 
