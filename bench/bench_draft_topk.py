@@ -13,7 +13,7 @@ SIZES = {
     "k26-k32": PLAIN | dict(requests=1, k=32),
     "k26-k64": PLAIN | dict(requests=1, k=64),
     "k26-4-requests": PLAIN | dict(requests=4, k=32),
-    "k26-64-requests": PLAIN | dict(requests=64, k=32),
+    "k26-16-requests": PLAIN | dict(requests=16, k=32),
     "k26-shard": dict(requests=1, depths=7, vocabulary=20_480, k=32),
 }
 

@@ -218,6 +218,9 @@ def test_shapes_and_values_that_do_not_fit_are_named():
         settings([PLAIN], 2)
 
 
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
 def many_rows(rows, vocabulary, rng):
     return dict(
         logits=(rng.standard_normal((rows, vocabulary)) * 2).astype(F32),
@@ -226,7 +229,7 @@ def many_rows(rows, vocabulary, rng):
     )
 
 
-@pytest.mark.parametrize("rows", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [500, pytest.param(10_000, marks=SLOW)])
 def test_many_rows_draw_the_specification_s_tokens(rows, rng):
     given = many_rows(rows, 16, rng) | dict(params=PLAIN)
     assert np.array_equal(on_kernel(**given), spec.next_token(**given))
@@ -255,15 +258,15 @@ SAMPLED = [PLAIN, *(SamplingParams(0.8, **f) for f in FILTERS)]
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("params", [GREEDY, *SAMPLED], ids=str)
-@pytest.mark.parametrize("rows", [1, 17])
-def test_gpu_equals_the_specification(params, rows, rng):
-    given = spec.inputs(spec.CASES["k26"] | dict(rows=rows), rng) | dict(params=params)
+def test_gpu_equals_the_specification(params, rng):
+    given = spec.inputs(spec.CASES["k26"] | dict(rows=3), rng) | dict(params=params)
+    given["logits"][1] = rng.standard_normal(163_840)  # no ties, two octaves hold few of them
     assert np.array_equal(on_gpu(**given), spec.next_token(**given))
 
 
 @pytest.mark.gpu
 def test_gpu_64_requests_of_65_nodes(rng):
-    given = many_rows(64 * 65, 16_384, rng) | dict(params=GREEDY)
+    given = many_rows(64 * 65, 4_096, rng) | dict(params=GREEDY)
     given["logits"] = given["logits"].round(1)  # ties
     assert np.array_equal(on_gpu(**given), spec.next_token(**given))
 
@@ -271,5 +274,5 @@ def test_gpu_64_requests_of_65_nodes(rng):
 @pytest.mark.gpu
 @pytest.mark.parametrize("params", SAMPLED, ids=str)
 def test_gpu_10_000_rows_draw_the_specification_s_tokens(params, rng):
-    given = many_rows(10_000, 2_048, rng) | dict(params=params)
+    given = many_rows(10_000, 2_048 if params == PLAIN else 200, rng) | dict(params=params)
     assert np.array_equal(on_gpu(**given), spec.next_token(**given))

@@ -1,5 +1,7 @@
 """The rotary kernel: its specification's bits in both layouts, views, positions out of reach."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -17,11 +19,16 @@ def far(case):
     return dict(case, first=1000) if case.get("first", 0) > 2000 else case
 
 
+@cache
+def table_of(longest, frequencies, amplitude):
+    return rope_table(longest, np.frombuffer(frequencies, F32), amplitude)
+
+
 def kernel_arguments(given):
     """The kernel takes positions as int32 and the table that frequencies and amplitude make."""
     positions = given["positions"].astype(np.int32)
     longest = int(positions.max(initial=0)) + 1
-    table = rope_table(longest, given["inv_freq"], given["amplitude"])
+    table = table_of(longest, given["inv_freq"].tobytes(), given["amplitude"])
     return dict(x=given["x"], positions=positions, table=table, interleaved=given["interleaved"])
 
 
