@@ -55,6 +55,18 @@ def make(
     cell = WINNER if final else TOP
     suffix = ("_shard" if sharded else "") + ("" if aligned else "_odd")
 
+    @cuda.jit(device=True, inline="always")
+    def score(logit, key, word, temperature, floor, greatest, min_p):
+        """What a token enters the race with; -inf where a filter has taken it out."""
+        scaled, stays, result = scale(logit, temperature), True, NOTHING
+        if filtered:
+            stays = key >= floor
+            if min_p > float32(0) and stays:
+                stays = exp32(scaled - greatest) >= min_p
+        if stays:
+            result = scaled - log32(exponential(word))
+        return result
+
     @kernel(
         threads=threads,
         name=f"next_token_{kind}_{element}{suffix}",
@@ -98,22 +110,12 @@ def make(
                 for i in range(QUAD):
                     if column + i < width:
                         x = values[n + i]
-                        score = x
-                        if not (x == x and x < -NOTHING):
-                            order = int64(NOT_A_TOKEN)
-                        else:
+                        order = int64(NOT_A_TOKEN)
+                        if x == x and x < -NOTHING:
                             if drawn and temperature > float32(0) and x > NOTHING:
-                                score = scale(x, temperature)
-                                stays = True
-                                if filtered:
-                                    stays = key_of(ordered(x), column + i) >= floor
-                                    if min_p > float32(0) and stays:
-                                        stays = exp32(score - greatest) >= min_p
-                                if not stays:
-                                    score = NOTHING
-                                else:
-                                    score -= log32(exponential(words[i]))
-                            order = ordered(score)
+                                key = key_of(ordered(x), column + i)
+                                x = score(x, key, words[i], temperature, floor, greatest, min_p)
+                            order = ordered(x)
                         best = max(best, key_of(order, first_id + column + i))
         best = block_max(best)
         if cuda.threadIdx.x == 0:
