@@ -4,6 +4,7 @@ from functools import cache
 
 from numba import cuda, float32, int32, int64
 
+from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, element_of, read, require, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.vector import WIDTH, load8, store8
@@ -15,7 +16,13 @@ THREADS = 128  # 7 blocks share a row of 7,168
 def make(stored, result) -> Kernel:
     load, store = load8[stored], store8[result]
 
-    @kernel(threads=THREADS, name=f"embed_{stored}_{result}", registers=32, opcodes=("LDG.E.128",))
+    @kernel(
+        threads=THREADS,
+        name=f"embed_{stored}_{result}",
+        registers=32,
+        opcodes=("LDG.E.128",),
+        pdl=True,
+    )
     @cuda.jit
     def embed_kernel(
         token_ids: read(int32),
@@ -25,6 +32,7 @@ def make(stored, result) -> Kernel:
         rows: int32,
         width: int32,
     ):
+        ptx.wait_for_previous()
         token = cuda.blockIdx.x
         column = (cuda.blockIdx.y * THREADS + cuda.threadIdx.x) * WIDTH
         if column < width:

@@ -1,22 +1,29 @@
 """RMS norm on the device, alone or behind the residual sum; see `spec/rms_norm.py`.
 
-One block a row, which stays in registers between the two passes. A lane adds its squares in order,
-then lanes and warps by halves: an order that the width alone decides.
+A wide row has a block; narrow rows share one, a warp or two each. A row stays in registers between
+the two passes, as it lies in memory, and so does the weight. A lane adds its squares in order, then
+lanes and warps by halves: an order that the width alone decides.
+
+All loads are under way before the first is needed: cold, each round of them costs half a
+microsecond. The weight's do not wait for the kernel ahead on the stream, which must not write it.
 """
 
 import math
 from functools import cache
 
 import numpy as np
-from numba import cuda, float32, int64
+from numba import cuda, float32, int32, int64, uint32
 
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, element_of, read, require, rows_of, write
 from ddtree_numba.kernels.launch import Kernel, kernel
-from ddtree_numba.kernels.vector import WIDTH, load8, rounded, store8
+from ddtree_numba.kernels.vector import WIDTH, WORDS8, fetch8, put8, round8, widen8
 
 WARP = 32
 VECTORS = 512  # of a row before a thread takes two: 3 blocks of 448 threads fit sm_120's 1,536
+NARROW = 192  # vectors: up to here a thread takes up to three, and a block of four warps more rows
+THREE = 3
+WARPS = 4
 
 
 @cuda.jit(device=True, inline="always")
@@ -29,24 +36,34 @@ def warp_sum(value):
     return value
 
 
+def shape_of(width: int) -> tuple[int, int, int]:
+    """Vectors of a thread, warps of a row, rows of a block."""
+    vectors = width // WIDTH
+    if vectors > NARROW:
+        each = -(-vectors // VECTORS)
+        return each, -(-vectors // (each * WARP)), 1
+    warps = -(-vectors // (THREE * WARP))
+    return -(-vectors // (warps * WARP)), warps, WARPS // warps
+
+
 @cache
 def make(width: int, element, weight_element, residual: bool) -> Kernel:
-    vectors = width // WIDTH
-    each = -(-vectors // VECTORS)  # vectors of a thread
-    warps = -(-vectors // (each * WARP))
-    threads = warps * WARP
-    count = each * WIDTH
-    even = threads * count == width
+    each, warps, rows_each = shape_of(width)
+    lanes = warps * WARP
+    even = lanes * each * WIDTH == width
     terms = np.float32(width)
-    load, load_weight, store = load8[element], load8[weight_element], store8[element]
-    round_once = rounded[element]
+    words, weight_words = WORDS8[element], WORDS8[weight_element]
+    count, weight_count = each * words, each * weight_words
+    fetch, put, widen, round_once = (t[element] for t in (fetch8, put8, widen8, round8))
+    fetch_weight, widen_weight = fetch8[weight_element], widen8[weight_element]
     suffix = "_residual" if residual else ""
 
     @kernel(
-        threads=threads,
+        threads=lanes * rows_each,
         name=f"rms_norm_{width}_{element}_{weight_element}{suffix}",
-        registers=64,
+        registers=80,
         opcodes=("LDG.E.128", "STG.E.128"),
+        pdl=True,
     )
     @cuda.jit
     def rms_norm_kernel(
@@ -57,48 +74,65 @@ def make(width: int, element, weight_element, residual: bool) -> Kernel:
         y: write(element),
         total: write(element),
         eps: float32,
+        rows: int32,
     ):
-        row, thread = cuda.blockIdx.x, cuda.threadIdx.x
-        values = cuda.local.array(count, float32)
+        row, part, lane = cuda.blockIdx.x, 0, cuda.threadIdx.x
+        if rows_each > 1:
+            part, lane = cuda.threadIdx.x // lanes, cuda.threadIdx.x % lanes
+            row = cuda.blockIdx.x * rows_each + part
+        here = rows_each == 1 or row < rows
+        xs = cuda.local.array(count, uint32)
+        others = cuda.local.array(count, uint32)
+        weights = cuda.local.array(weight_count, uint32)
+        values = cuda.local.array(WIDTH, float32)
         other = cuda.local.array(WIDTH, float32)
-        for n in range(each):  # all loads first, so that they are under way together
-            column = (thread + n * threads) * WIDTH
+        for n in range(each):
+            column = (lane + n * lanes) * WIDTH
             if even or column < width:
-                load(x, row * stride + column, values, n * WIDTH)
+                fetch_weight(weight, column, weights, n * weight_words)
+        ptx.wait_for_previous()
+        for n in range(each):
+            column = (lane + n * lanes) * WIDTH
+            if here and (even or column < width):
+                fetch(x, row * stride + column, xs, n * words)
+                if residual:
+                    fetch(addend, row * width + column, others, n * words)
             else:
-                for i in range(WIDTH):
-                    values[n * WIDTH + i] = float32(0)
-        if residual:
-            for n in range(each):
-                column = (thread + n * threads) * WIDTH
-                if even or column < width:
-                    load(addend, row * width + column, other, 0)
-                    for i in range(WIDTH):
-                        k = n * WIDTH + i
-                        values[k] = round_once(values[k] + other[i])
-                    store(total, row * width + column, values, n * WIDTH)
+                for i in range(words):
+                    xs[n * words + i] = 0
         square = float32(0)
-        for k in range(count):
-            square = square + values[k] * values[k]
+        for n in range(each):
+            column = (lane + n * lanes) * WIDTH
+            widen(xs, n * words, values, 0)
+            if residual and here and (even or column < width):
+                widen(others, n * words, other, 0)
+                for i in range(WIDTH):
+                    values[i] = values[i] + other[i]
+                round_once(values, 0, xs, n * words)
+                put(total, row * width + column, xs, n * words)
+                widen(xs, n * words, values, 0)
+            for i in range(WIDTH):
+                square = square + values[i] * values[i]
         square = warp_sum(square)
         if warps > 1:
             sums = cuda.shared.array(WARP, float32)
-            if thread & 31 == 0:
-                sums[thread >> 5] = square
+            if lane & 31 == 0:
+                sums[part * warps + (lane >> 5)] = square
             cuda.syncthreads()
             square = float32(0)
-            if thread & 31 < warps:
-                square = sums[thread & 31]
+            if lane & 31 < warps:
+                square = sums[part * warps + (lane & 31)]
             square = warp_sum(square)
         scale = float32(1) / math.sqrt(square / terms + eps)
         for n in range(each):
-            column = (thread + n * threads) * WIDTH
-            if even or column < width:
-                load_weight(weight, column, other, 0)
+            column = (lane + n * lanes) * WIDTH
+            if here and (even or column < width):
+                widen(xs, n * words, values, 0)
+                widen_weight(weights, n * weight_words, other, 0)
                 for i in range(WIDTH):
-                    k = n * WIDTH + i
-                    values[k] = values[k] * scale * other[i]
-                store(y, row * width + column, values, n * WIDTH)
+                    values[i] = values[i] * scale * other[i]
+                round_once(values, 0, xs, n * words)
+                put(y, row * width + column, xs, n * words)
 
     return rms_norm_kernel
 
@@ -119,7 +153,9 @@ def rms_norm(x, weight, eps: float, residual=None, *, out, stream=None):
         require("out", total, x.shape, x.dtype)
     kinds = element_of("x", x), element_of("weight", weight)
     body = make(width, *kinds, residual is not None)
-    body.launch(rows, x, stride, residual, weight, y, total, eps, stream=stream)
+    _, _, rows_each = shape_of(width)
+    grid = -(-rows // rows_each)
+    body.launch(grid, x, stride, residual, weight, y, total, eps, rows, stream=stream)
     return out
 
 

@@ -7,19 +7,20 @@ drafter (d = 128); an engine makes it as long as its longest context. A position
 table gives NaN.
 
 A thread turns eight columns (half split: eight of each half) of up to four heads, which share what
-it read of the table.
+it read of the table. A head or token beyond the last is read as the last, so that no branch stands
+between the loads: columns and position are under way together, then the table's row.
 """
 
 from functools import cache
 
 import numpy as np
-from numba import cuda, float32, int32, int64
+from numba import cuda, float32, int32, int64, uint32
 
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, element_of, read, require, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.pieces import strides_of
-from ddtree_numba.kernels.vector import WIDTH, load8, store8
+from ddtree_numba.kernels.vector import WIDTH, WORDS8, fetch8, store8, widen8
 from ddtree_numba.spec import rope as spec
 from ddtree_numba.spec.numerics import F32
 
@@ -46,8 +47,10 @@ def make(element, d: int, interleaved: bool, heads_each: int) -> Kernel:
     half = d // 2
     pairs = WIDTH // 2 if interleaved else WIDTH  # of a thread and a head
     pieces = half // pairs
-    count = heads_each * 2 * pairs
-    load, store = load8[element], store8[element]
+    vectors = 1 if interleaved else 2  # of a thread and a head
+    count, words = vectors * WIDTH, WORDS8[element]
+    raw_count = heads_each * vectors * words
+    fetch, widen, store = fetch8[element], widen8[element], store8[element]
     layout = "pairs" if interleaved else "halves"
 
     @kernel(
@@ -76,40 +79,40 @@ def make(element, d: int, interleaved: bool, heads_each: int) -> Kernel:
         pair = (i - token * pieces) * pairs
         first = cuda.blockIdx.y * heads_each
         column = 2 * pair if interleaved else pair
+        raw = cuda.local.array(raw_count, uint32)
         values = cuda.local.array(count, float32)
         cos = cuda.local.array(pairs, float32)
         sin = cuda.local.array(pairs, float32)
-        ptx.launch_next()
+        read_token = min(token, tokens - 1)  # whole warps, as the barrier needs
         ptx.wait_for_previous()
-        if token < tokens:
-            for n in range(heads_each):
-                if first + n < heads:
-                    at = token * x_token + (first + n) * x_head + column
-                    load(x, at, values, n * 2 * pairs)
-                    if not interleaved:
-                        load(x, at + half, values, n * 2 * pairs + pairs)
-            position = positions[token]
-            if position >= 0 and position < known:
-                row = int64(position) * d + pair
-                for k in range(0, pairs, 4):
-                    cos[k], cos[k + 1], cos[k + 2], cos[k + 3] = ptx.ldg4_f(table, row + k)
-                    sin[k], sin[k + 1], sin[k + 2], sin[k + 3] = ptx.ldg4_f(table, row + half + k)
-            else:
+        for n in range(heads_each):
+            at = read_token * x_token + min(first + n, heads - 1) * x_head + column
+            for v in range(vectors):
+                fetch(x, at + v * half, raw, (n * vectors + v) * words)
+        position = positions[read_token]
+        cuda.syncwarp()  # the compiler would let these loads wait behind the table's
+        if position >= 0 and position < known:
+            row = int64(position) * d + pair
+            for k in range(0, pairs, 4):
+                cos[k], cos[k + 1], cos[k + 2], cos[k + 3] = ptx.ldg4_f(table, row + k)
+                sin[k], sin[k + 1], sin[k + 2], sin[k + 3] = ptx.ldg4_f(table, row + half + k)
+        else:
+            for k in range(pairs):
+                cos[k] = NAN
+                sin[k] = NAN
+        for n in range(heads_each):
+            if token < tokens and first + n < heads:
+                for v in range(vectors):
+                    widen(raw, (n * vectors + v) * words, values, v * WIDTH)
                 for k in range(pairs):
-                    cos[k] = NAN
-                    sin[k] = NAN
-            for n in range(heads_each):
-                if first + n < heads:
-                    for k in range(pairs):
-                        one = n * 2 * pairs + (2 * k if interleaved else k)
-                        other = one + (1 if interleaved else pairs)
-                        a, b = values[one], values[other]
-                        values[one] = a * cos[k] - b * sin[k]
-                        values[other] = a * sin[k] + b * cos[k]
-                    at = token * out_token + (first + n) * out_head + column
-                    store(out, at, values, n * 2 * pairs)
-                    if not interleaved:
-                        store(out, at + half, values, n * 2 * pairs + pairs)
+                    one = 2 * k if interleaved else k
+                    other = one + (1 if interleaved else pairs)
+                    a, b = values[one], values[other]
+                    values[one] = a * cos[k] - b * sin[k]
+                    values[other] = a * sin[k] + b * cos[k]
+                at = token * out_token + (first + n) * out_head + column
+                for v in range(vectors):
+                    store(out, at + v * half, values, v * WIDTH)
 
     return rope_kernel
 

@@ -6,9 +6,10 @@ import pytest
 pytest.importorskip("numba.cuda")
 
 from ddtree_numba.kernels.arguments import bf16
-from ddtree_numba.kernels.rms_norm import make, rms_norm
+from ddtree_numba.kernels.rms_norm import make, rms_norm, shape_of
 from ddtree_numba.spec import rms_norm as spec
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.gpu_arrays import to_gpu, to_host
 
 CASES = {
     name: case | dict(T=min(case["T"], 3 if case["D"] > 500 else 17))
@@ -82,10 +83,20 @@ def test_m01_a_nan_row_stays_by_itself(rng):
     assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
 
 
-def test_the_launch_takes_whole_warps_that_fit_a_multiprocessor():
-    for width in (8, 64, 264, 7168, 18432):
-        threads = make(width, bf16, bf16, False).threads
-        assert threads % 32 == 0 and threads <= 512
+@pytest.mark.parametrize("width", [8, 64, 264, 512, 776, 1536, 1544, 7168, 18432])
+def test_a_block_holds_its_rows_in_whole_warps(width):
+    each, warps, rows = shape_of(width)
+    assert 32 * warps * each * 8 >= width > 32 * warps * (each - 1) * 8
+    made = make(width, bf16, bf16, False)
+    assert made.threads == 32 * warps * rows <= 512
+
+
+def test_the_weight_does_not_wait_for_the_kernel_ahead():
+    for residual in (False, True):
+        text = make(1536, bf16, bf16, residual).ptx("sm_90")
+        before, behind = text.split("griddepcontrol.wait")
+        assert before.count("ld.global.v4.u32") == 3
+        assert behind.count("ld.global.v4.u32") == (6 if residual else 3)
 
 
 def test_shapes_that_do_not_fit_are_named():
@@ -98,3 +109,25 @@ def test_shapes_that_do_not_fit_are_named():
         rms_norm(np.zeros((2, 12), BF16), np.zeros(12, BF16), 1e-6, out=np.zeros((2, 12), BF16))
     with pytest.raises(ValueError, match="are no rows"):
         rms_norm(np.zeros((16, 2), BF16).T, weight, 1e-6, out=outputs(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["k26", "k26_q_a", "k26_kv_a"])
+@pytest.mark.parametrize("rows", [1, 65, 4096])
+def test_gpu_agrees_with_the_specification_and_a_row_with_itself_alone(name, rows, rng):
+    given = spec.inputs(spec.CASES[name] | dict(T=rows), rng)
+    expected = spec.rms_norm(**given)
+    device = to_gpu(given)
+    y = to_gpu(outputs(given["x"], given["residual"]))
+    together = to_host(rms_norm(**device, out=y))
+    if given["residual"] is not None:
+        assert together[1].tobytes() == expected[1].tobytes()
+        together, expected = together[0], expected[0]
+    np.testing.assert_allclose(together.astype(F32), expected.astype(F32), **spec.TOLERANCE)
+    for i in {0, rows // 2, rows - 1}:
+        row = slice(i, i + 1)
+        one = to_gpu({n: given[n][row] for n in ("x", "residual") if given[n] is not None})
+        out = to_gpu(outputs(given["x"][row], one.get("residual")))
+        alone = rms_norm(weight=device["weight"], eps=given["eps"], **one, out=out)
+        alone = alone[0] if isinstance(alone, tuple) else alone
+        assert to_host(alone).tobytes() == together[row].tobytes()

@@ -8,6 +8,7 @@ pytest.importorskip("numba.cuda")
 from ddtree_numba.kernels.swiglu import swiglu
 from ddtree_numba.spec import swiglu as spec
 from ddtree_numba.spec.numerics import BF16, F32
+from tests.gpu_arrays import to_gpu, to_host
 
 CPU = [name for name, case in spec.CASES.items() if case["I"] % 8 == 0 and name != "k26"]
 
@@ -44,3 +45,17 @@ def test_shapes_that_do_not_fit_are_named():
         swiglu(np.zeros((1, 24), F32), out=np.zeros((1, 12), F32))
     with pytest.raises(ValueError, match=r"out: shape \(1, 16\), expected \(1, 8\)"):
         swiglu(np.zeros((1, 16), F32), out=np.zeros((1, 16), F32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("half", [256, 2304])
+@pytest.mark.parametrize("rows", [1, 65, 4096])
+def test_gpu_agrees_with_the_specification_and_a_row_with_itself_alone(half, rows, rng):
+    gate_up = spec.inputs(dict(T=rows, I=half), rng)["gate_up"]
+    together = to_host(swiglu(to_gpu(gate_up), out=to_gpu(np.empty((rows, half), BF16))))
+    expected = spec.swiglu(gate_up)
+    np.testing.assert_allclose(together.astype(F32), expected.astype(F32), **spec.TOLERANCE)
+    for i in {0, rows // 2, rows - 1}:
+        row = slice(i, i + 1)
+        alone = swiglu(to_gpu(gate_up[row]), out=to_gpu(np.empty((1, half), BF16)))
+        assert to_host(alone).tobytes() == together[row].tobytes()
