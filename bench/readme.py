@@ -1,0 +1,68 @@
+"""The README's figures, from bench/results: `python -m bench.readme` writes, a test compares."""
+
+import json
+import re
+from pathlib import Path
+
+from bench import acceptance, report
+
+README = Path(__file__).parents[1] / "README.md"
+# What a round and a layer are made of, at K2.6's sizes; bench/results holds every case.
+KERNELS = (
+    ("draft_topk", "k26-k16"),
+    ("tree_build", "k26-R1-B16"),
+    ("tree_build", "k26-R1-B64"),
+    ("tree_build", "k26-R64-B64"),
+    ("paths_and_positions", "k26-R1-N17"),
+    ("next_token", "k26-greedy-rows17"),
+    ("next_token", "k26-filters-rows17"),
+    ("tree_accept", "k26-R1-N17"),
+    ("cache_commit", "1-requests-5-rows"),
+    ("round", "1-requests-budget16"),
+    ("round", "64-requests-budget64"),
+    ("embed", "k26-T4096"),
+    ("rms_norm", "k26-T1"),
+    ("rms_norm", "k26-T4096"),
+    ("swiglu", "k26-T1"),
+    ("swiglu", "k26-T4096"),
+    ("rope", "k26-T4096"),
+    ("kv_append", "k26-N4096"),
+)
+
+
+def budgets() -> str:
+    """Tokens a round by budget, on the embedded model."""
+    result = json.loads(acceptance.RESULT.read_text())
+    return f"{acceptance.table(result)}\n\n{result['what'].capitalize()} ({result['machine']})."
+
+
+def kernels() -> str:
+    """Chosen rows of the latest kernel measurement."""
+    result = report.latest()
+    rows = {(row["op"], row["case"]): row for row in result["rows"]}
+    lines = ["| kernel | case | time | rate | of the roof |", "|---|---|---:|---:|---:|"]
+    for key in KERNELS:
+        row = rows[key]
+        time, rate = report.significant(row["time_us"]), report.significant(row["gb_per_s"])
+        share = report.significant(100 * row["share"])
+        lines.append(f"| {key[0]} | {key[1]} | {time} us | {rate} GB/s | {share} % |")
+    return "\n".join(["\n".join(lines), "", report.provenance(result) + "."])
+
+
+SECTIONS = {"budgets": budgets, "kernels": kernels}
+
+
+def filled(text: str) -> str:
+    """The README with each marked section made anew."""
+    for name, make in SECTIONS.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"README.md: expected one section between {begin} and {end}")
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        section = f"{begin}\n{make()}\n{end}"
+        text = pattern.sub(lambda _, section=section: section, text)
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text()))
