@@ -33,6 +33,7 @@ def make(stored, result) -> Kernel:
         width: int32,
     ):
         ptx.wait_for_previous()
+        ptx.launch_next()
         token = cuda.blockIdx.x
         column = (cuda.blockIdx.y * THREADS + cuda.threadIdx.x) * WIDTH
         if column < width:

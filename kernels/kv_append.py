@@ -58,6 +58,7 @@ def make(element, latent_width: int, rope_width: int) -> Kernel:
         left = request * latent_request + node * latent_node + column
         right = request * rope_request + node * rope_node + column - latent_width
         ptx.wait_for_previous()
+        ptx.launch_next()
         if node < nodes:
             for n in range(each):
                 if column + n * step < latent_width:

@@ -5,7 +5,7 @@ the two passes, as it lies in memory, and so does the weight. A lane adds its sq
 lanes and warps by halves: an order that the width alone decides.
 
 All loads are under way before the first is needed: cold, each round of them costs half a
-microsecond. The weight's do not wait for the kernel ahead on the stream, which must not write it.
+microsecond. The weight's do not wait for the kernels ahead on the stream, which must not write it.
 """
 
 import math
@@ -91,6 +91,7 @@ def make(width: int, element, weight_element, residual: bool) -> Kernel:
             if even or column < width:
                 fetch_weight(weight, column, weights, n * weight_words)
         ptx.wait_for_previous()
+        ptx.launch_next()
         for n in range(each):
             column = (lane + n * lanes) * WIDTH
             if here and (even or column < width):

@@ -85,6 +85,7 @@ def make(element, d: int, interleaved: bool, heads_each: int) -> Kernel:
         sin = cuda.local.array(pairs, float32)
         read_token = min(token, tokens - 1)  # whole warps, as the barrier needs
         ptx.wait_for_previous()
+        ptx.launch_next()
         for n in range(heads_each):
             at = read_token * x_token + min(first + n, heads - 1) * x_head + column
             for v in range(vectors):

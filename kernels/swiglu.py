@@ -34,6 +34,7 @@ def make(element, half: int) -> Kernel:
         row = i // pieces
         column = (i - row * pieces) * WIDTH
         ptx.wait_for_previous()
+        ptx.launch_next()
         if row < rows:
             gate = cuda.local.array(WIDTH, float32)
             up = cuda.local.array(WIDTH, float32)

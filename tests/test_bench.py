@@ -121,7 +121,7 @@ def test_the_kernels_of_a_call_are_noted(gpu):
     gpu.capture = lambda work: lambda: None  # one launch on the executor is enough
     gpu.seconds = lambda replay: 1e-6
     (used,) = measure(gpu, swiglu, case)["kernels"]
-    assert used["name"] == "swiglu_bf16" and used["grid"] == [2, 1] and used["threads"] == 96
+    assert used["name"] == "swiglu_16_bf16" and used["grid"] == [1] and used["threads"] == 128
     assert 0 < used["registers"] <= 255 and used["spill_bytes"] == 0
 
 
@@ -131,7 +131,7 @@ def test_launches_are_recorded_inside_only():
         swiglu(x, out=out)
         raise ZeroDivisionError
     swiglu(x, out=out)
-    assert [(kernel.name, grid) for kernel, grid in seen] == [("swiglu_bf16", (2, 1))]
+    assert [(kernel.name, grid) for kernel, grid in seen] == [("swiglu_16_bf16", 1)]
 
 
 @pytest.mark.parametrize("touched", [0, 1, 40, 1_000, 57_344, 3_000_000, 235_000_000])
