@@ -155,7 +155,7 @@ def start(grid, arguments, stream):
         return 0
     if type(stream) is not int:
         stream = address_of(stream)
-    {names}, = arguments
+    [{names}] = arguments
     try:
         place = take()
     except IndexError:

@@ -21,9 +21,8 @@ from ddtree_numba.kernels.vector import WIDTH, WORDS8, fetch8, put8, round8, wid
 
 WARP = 32
 VECTORS = 512  # of a row before a thread takes two: 3 blocks of 448 threads fit sm_120's 1,536
-NARROW = 192  # vectors: up to here a thread takes up to three, and a block of four warps more rows
-THREE = 3
-WARPS = 4
+NARROW = 192  # vectors of the widest row that shares its block: of WARPS warps, up to EACH a thread
+EACH, WARPS = 3, 4
 
 
 @cuda.jit(device=True, inline="always")
@@ -42,7 +41,7 @@ def shape_of(width: int) -> tuple[int, int, int]:
     if vectors > NARROW:
         each = -(-vectors // VECTORS)
         return each, -(-vectors // (each * WARP)), 1
-    warps = -(-vectors // (THREE * WARP))
+    warps = -(-vectors // (EACH * WARP))
     return -(-vectors // (warps * WARP)), warps, WARPS // warps
 
 

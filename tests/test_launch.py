@@ -142,6 +142,15 @@ def test_programmatic_dependent_launch_waits_for_newer_devices(fake):
     assert fake.launches[0][0].numAttrs == 0 and not fake.launches[0][0].attrs
 
 
+def test_a_kernel_may_have_no_parameters(fake):
+    made = Kernel(cuda.jit(lambda: None), threads=32, name="idle")
+    for _ in range(2):
+        made.launch(3, stream=5)
+    assert [(one.gridDimX, one.hStream, name) for one, name, _ in fake.launches] == [
+        (3, 5, "idle")
+    ] * 2
+
+
 def test_an_empty_grid_launches_nothing(fake):
     Kernel(scaled, threads=64).launch((4, 0), 1, 2, 3, 4.0, stream=0)
     Kernel(scaled, threads=64).launch(0, np.zeros(0, np.float32), np.zeros(0, np.float32), 0, 1.0)
