@@ -15,7 +15,7 @@ from numba.cuda.cudadrv.error import NvvmWarning
 
 from ddtree_numba.kernels import asm, ptx, ptx_cpu, ptx_cpu_arithmetic, simt
 from ddtree_numba.kernels.arguments import bf16, read, update, write
-from ddtree_numba.kernels.compile import CompileError, link
+from ddtree_numba.kernels.compile import link
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.spec.numerics import BF16, F32
 
@@ -269,38 +269,3 @@ def test_ldmatrix_transposes_each_8_by_8_tile():
     simt.run(transposed, 1, 32, (x, y))
     got = y.view(np.uint16).reshape(32, 4, 2).swapaxes(0, 1).reshape(4, 8, 8)
     assert np.array_equal(got, x.view(np.uint16).reshape(4, 8, 8).swapaxes(1, 2))
-
-
-# --- readable bodies become good code
-
-
-@cuda.jit
-def scaled_rows(x: read(float32), y: write(float32), width: int32, factor: float32):
-    """Plain Python: signed integers, no cast, a while loop where the count is not constant."""
-    row = cuda.blockIdx.x
-    i = cuda.threadIdx.x
-    while i < width:
-        y[row * width + i] = x[row * width + i] * factor + float32(1)
-        i += 128
-
-
-def test_a_plain_body_runs_on_the_cpu_and_compiles_to_a_tight_loop(rng):
-    x = rng.standard_normal((3, 300)).astype(F32)
-    y = np.empty_like(x)
-    made = Kernel(scaled_rows, threads=128)
-    made.launch(3, x, y, 300, 0.3)
-    assert np.array_equal(y, x * np.float32(0.3) + np.float32(1))
-    text = made.ptx("sm_120")
-    assert "mul.rn.f32" in text and "add.rn.f32" in text and "fma" not in text
-    assert ".f64" not in text and "div" not in text and "rem" not in text
-    loop = text[text.index("nounroll") :].split("bra")[0]
-    assert loop.count(";") <= 12, "one element: load, two operations, store, counters"
-    assert "mul.lo.s32" not in text, "offsets are 64 bits wide"
-
-
-@pytest.mark.parametrize("line", ["y[0] = x[0] * 0.3", "y[0] = x[0] * n", "y[0] = y[n] * (u + n)"])
-def test_float64_is_refused(line):
-    text = f"def body(x: read(float32), y: update(float32), n: int32, u: uint64):\n    {line}"
-    with pytest.raises(CompileError, match="wide: float64 arithmetic"):
-        kernel_from(text, "wide").ptx("sm_90")
-    assert kernel_from(text, "meant", float64=True).ptx("sm_90")
