@@ -50,12 +50,12 @@ def measure(engine: Engine, prompts: list[str], mode: str, budget: int) -> dict:
 
 def table(result: dict) -> str:
     """The rows as Markdown."""
-    chain = next(row for row in result["rows"] if row["mode"] == "chain")["tokens_per_round"]
+    chain = next(row["tokens"] / row["rounds"] for row in result["rows"] if row["mode"] == "chain")
     lines = ["| mode | budget | tokens per round | against chain |", "|---|---|---|---|"]
     for row in result["rows"]:
-        gain = row["tokens_per_round"] / chain - 1
+        rate = row["tokens"] / row["rounds"]
         budget = "" if row["budget"] is None else row["budget"]
-        lines.append(f"| {row['mode']} | {budget} | {row['tokens_per_round']:.2f} | {gain:+.0%} |")
+        lines.append(f"| {row['mode']} | {budget} | {rate:.2f} | {rate / chain - 1:+.0%} |")
     return "\n".join(lines)
 
 

@@ -33,7 +33,8 @@ KERNELS = (
 def budgets() -> str:
     """Tokens a round by budget, on the embedded model."""
     result = json.loads(acceptance.RESULT.read_text())
-    return f"{acceptance.table(result)}\n\n{result['what'].capitalize()} ({result['machine']})."
+    source = f"{result['machine']}, commit {result['commit']}, {result['date']}"
+    return f"{acceptance.table(result)}\n\n{result['what'].capitalize()} ({source})."
 
 
 def kernels() -> str:

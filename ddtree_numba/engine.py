@@ -39,7 +39,9 @@ class Engine:
         self.context = limit if max_context is None else min(max_context, limit)
         self.max_batch = max_batch
         pages = max_batch * pages_for(self.context)
-        nodes = max(MAX_BUDGET + 1, PREFILL_CHUNK)
+        block = self.drafter_config.block_size if self.drafter_config else 1
+        self._can_draft = block > 1
+        nodes = max(MAX_BUDGET + 1, PREFILL_CHUNK, block)
         self.ranks = loaded.build(pages + 1, max_batch, nodes)
         self.pages = PageTable(max_batch + 1, pages + 1, self.context)
         self._spare = max_batch  # a slot that no request gets: step times are measured on it
@@ -142,7 +144,7 @@ class Engine:
         self, waiting: deque, mode: str, budget: str | int, cancel: threading.Event | None
     ) -> Iterator[Increment]:
         active: list[Request] = []
-        if mode == "ddtree" and budget == "auto":
+        if mode == "ddtree" and budget == "auto" and self._can_draft:
             self.step_times()
         try:
             while waiting or active:
@@ -201,7 +203,7 @@ class Engine:
         begin = time.perf_counter()
         done = False
         try:
-            done = self._prefill(ids, slot, mode != "ar", cancel)
+            done = self._prefill(ids, slot, self._drafts(mode), cancel)
         finally:
             if not done:
                 self.pages.release(slot)
@@ -236,7 +238,7 @@ class Engine:
             page_table=self.pages.rows[[request.slot for request in active]],
             seeds=[request.seed for request in active],
             params=[request.params for request in active],
-            with_draft=mode != "ar",
+            with_draft=self._drafts(mode),
         )
         nodes, candidates, times = self._plan(mode, budget)
         verbs.draft(state, self.ranks, candidates)
@@ -265,9 +267,13 @@ class Engine:
     ) -> Increment:
         return request.increment(tokens, text, self.ranks.ops.name, self.load_seconds, trace)
 
+    def _drafts(self, mode: str) -> bool:
+        """Is anything drafted? A drafter whose block is the root alone proposes nothing."""
+        return mode != "ar" and self._can_draft
+
     def _plan(self, mode: str, budget) -> tuple[int, int, StepTimes | None]:
         """(nodes beside the root, candidates a position, step times if they decide)."""
-        if mode == "ar":
+        if not self._drafts(mode):
             return 0, 0, None
         if mode == "chain":
             assert self.drafter_config is not None

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from ddtree_numba.options import UsageError
 
+RESULT = b'{"index": '  # how every result begins
+
 
 def dumps(record: dict[str, Any]) -> str:
     """One line of JSON; a number that is not finite becomes null, since JSON has none."""
@@ -73,7 +75,12 @@ class Output:
             if index in self.finished:
                 raise UsageError(f"{self.path}, line {number}: index {index} is there twice")
             self.finished[index] = record
-        if whole < len(data):
+        torn = data[whole:]
+        if torn:
+            if not (torn.startswith(RESULT) or RESULT.startswith(torn)):
+                raise UsageError(
+                    f"{self.path}: its last line is no result of this command; nothing was changed"
+                )
             os.truncate(self.path, whole)
 
     def write(self, record: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from ddtree_numba.model.config import (
     load_drafter_config,
 )
 from ddtree_numba.model.drafter import Drafter
+from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.loader import load_drafter, load_target
 from ddtree_numba.model.rank import Rank, Ranks
 from ddtree_numba.model.sharding import check_tp
@@ -97,6 +98,11 @@ def load_checkpoint(
         check_pair(config, drafter_config)
     check_tp(config, tp, drafter_config)
     tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size < config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens,"
+            f" config.json a vocab_size of {config.vocab_size}"
+        )
     weights = []
     for rank in range(tp):
         report = partial(_share, progress, rank, tp) if progress else None

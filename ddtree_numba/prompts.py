@@ -86,6 +86,8 @@ class Encoder:
             raise UsageError("messages need --chat")
         if not messages or not _are_objects(messages):
             raise UsageError("messages must be a list of objects, not empty")
+        for message in messages:
+            _check_message(message)
         if tools is not None and not _are_objects(tools):
             raise UsageError("tools must be a list of objects")
         if self.options.system is not None and messages[0].get("role") != "system":
@@ -135,6 +137,22 @@ class Encoder:
         if error is not None:
             raise UsageError(error)
         return token_ids
+
+
+def _check_message(message: dict[str, Any]) -> None:
+    """UsageError for a message that a template would render without what it says."""
+    if not isinstance(message.get("role"), str):
+        raise UsageError("a message needs a role")
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return
+    if not isinstance(content, list) or not _are_objects(content):
+        raise UsageError("the content of a message must be text, or a list of text parts")
+    for part in content:
+        if part.get("type") != "text":
+            raise UsageError(f"content of type {part.get('type')!r}: this engine reads text only")
+        if not isinstance(part.get("text"), str):
+            raise UsageError("a text part of a message has no text")
 
 
 def _are_objects(value: Any) -> bool:

@@ -25,10 +25,10 @@ class PageTable:
         return len(self._free)
 
     def free_slot(self) -> int:
-        """A slot that owns no page; ValueError when every slot is taken."""
+        """A slot that owns no page; ValueError when all are taken, as by answers left unfinished."""
         free = np.flatnonzero((self.rows < 0).all(axis=1))
         if not len(free):
-            raise ValueError(f"all {len(self.rows)} slots are taken")
+            raise ValueError("every slot is taken: finish or close another answer first")
         return int(free[0])
 
     def reserve(self, slot: int, positions: int) -> bool:

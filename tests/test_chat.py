@@ -147,3 +147,13 @@ def test_tools_are_refused_where_the_template_wants_them_written_as_typescript(t
     with pytest.raises(CheckpointError, match="takes tools as TypeScript.*role tool_declare"):
         chat.render(user("Hi"), tools=[{"type": "function"}])
     assert chat.render(user("Hi"), tools=[]) == chat.render(user("Hi")) == list(b"Hi")
+
+
+def test_reasoning_is_kept_only_behind_the_last_answer(embedded):
+    """Two equal answers are two: the second is the last, and neither keeps its reasoning."""
+    tokenizer = Tokenizer.load(embedded)
+    answer = {"role": "assistant", "content": "A", "reasoning_content": "R"}
+    messages = [*user("x"), answer, *user("y"), dict(answer), *user("z")]
+    ids = Chat.load(embedded, tokenizer).render(messages, thinking=True)
+    text = tokenizer.decode_bytes(ids).decode()
+    assert "R" not in text and text.count("<think></think>A") == 2

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from ddtree_numba.budget import StepTimes
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.draft_topk import draft_topk
 from tests.scripted import answer, count_up, right, scripted_engine, some_right, wrong
@@ -191,3 +192,33 @@ def test_unusable_sampling_parameters_cannot_be_made(wrong_value: dict):
 
 def test_one_stop_string_need_not_be_a_list():
     assert SamplingParams(stop="\n\n").stop == ("\n\n",)
+
+
+@pytest.mark.parametrize(("budget", "size"), [(0, 1), (8, 9), (32, 33), ("auto", 65)])
+def test_a_budget_is_used_in_full_where_rows_are_free(budget, size: int):
+    engine = scripted_engine(count_up, right)
+    engine._times = StepTimes(0.0, (1, 65), (1.0, 1.0))
+    (one, *_) = engine.generate([[30]], SamplingParams(max_new_tokens=99), "ddtree", budget)
+    assert one.round.size == size
+
+
+def test_s26_no_node_is_deeper_than_the_room_left():
+    engine = scripted_engine(count_up, right, context=64)
+    params = SamplingParams(max_new_tokens=20)
+    emitted, length = 0, 50
+    for one in engine.generate([[30] * length], params, "ddtree", 32):
+        depths = [0]
+        for parent in one.round.parents[1:]:
+            depths.append(depths[parent] + 1)
+        assert max(depths) == min(7, 20 - emitted - 1, 64 - length - emitted - 1)
+        emitted += len(one.token_ids)
+
+
+@pytest.mark.parametrize("mode", ["ddtree", "chain"])
+def test_s23_a_block_of_the_root_alone_decodes_plainly(mode: str):
+    def never(prefix):
+        raise AssertionError("nothing can be drafted")
+
+    engine = scripted_engine(count_up, never, depth=0)
+    params = SamplingParams(max_new_tokens=9)
+    assert answer(engine, [30], params, mode, "auto").rounds == [1] * 9

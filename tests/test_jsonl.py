@@ -186,3 +186,17 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path):
 def test_g04_json_never_holds_nan():
     record = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": 1.5, "e": "é"}
     assert dumps(record) == '{"a": null, "b": [null, {"c": null}], "d": 1.5, "e": "é"}'
+
+
+def test_a_last_line_that_is_no_result_is_left_alone(tmp_path):
+    """Only what a torn write can have left is cut off: notes without a line ending are not."""
+    source, path = tmp_path / "in.jsonl", tmp_path / "notes"
+    source.write_text('"x"\n')
+    path.write_text("my notes, no newline")
+    with pytest.raises(UsageError, match="its last line is no result of this command"):
+        Output(str(path), str(source))
+    assert path.read_text() == "my notes, no newline"
+    for torn in ("{", '{"index": 1, "te'):
+        path.write_text(torn)
+        Output(str(path), str(source)).close()
+        assert path.read_text() == ""

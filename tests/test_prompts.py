@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from ddtree_numba.options import UsageError
 from ddtree_numba.prepare import Command
+from ddtree_numba.prompts import _check_message
 from ddtree_numba.tokenizer import Tokenizer
 from tests.command import run
 
@@ -223,3 +225,23 @@ def test_records_of_every_kind(command, tokenizer, tmp_path):
     output.unlink()
     _, ids = command("--input", str(source), "--output", str(output), "--chat", "--system", "S")
     assert ids[0] == ids[1] == ids[2]
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"role": "user", "content": [{"type": "image_url"}]}, "this engine reads text only"),
+        ({"role": "user", "content": {"a": 1}}, "must be text"),
+        ({"role": "user"}, "must be text"),
+        ({"content": "x"}, "needs a role"),
+        ({"role": "user", "content": [{"type": "text"}]}, "has no text"),
+    ],
+)
+def test_l10_what_a_template_would_drop_is_refused(message, error):
+    with pytest.raises(UsageError, match=error):
+        _check_message(message)
+
+
+def test_l10_text_parts_and_tool_calls_are_taken():
+    _check_message({"role": "user", "content": [{"type": "text", "text": "x"}]})
+    _check_message({"role": "assistant", "tool_calls": [{}]})

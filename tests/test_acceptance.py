@@ -1,0 +1,33 @@
+"""What drafting yields on the embedded model, and that it yields the same over ranks."""
+
+import pytest
+
+from bench.acceptance import held_out_code, measure
+from ddtree_numba.engine import Engine
+from ddtree_numba.sampling import SamplingParams
+
+
+def test_tokens_per_round_on_held_out_code(engine, record_property):
+    """A drafter fed a wrong context, position or layer drafts little, though nothing else shows."""
+    prompts = held_out_code()[::4]
+    chain = measure(engine, prompts, "chain", 0)["tokens_per_round"]
+    tree = measure(engine, prompts, "ddtree", 16)["tokens_per_round"]
+    record_property("summary", f"tokens per round: chain {chain:.2f}, budget 16 {tree:.2f}")
+    assert chain >= 3.0
+    assert tree >= 1.1 * chain
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_s17_s34_two_ranks_decode_alike(embedded, seed):
+    """Tensor parallel over threads: trees and draws agree, and so does one rank in float32."""
+    sampled = {} if seed is None else {"temperature": 0.8, "seed": seed}
+    params = SamplingParams(max_new_tokens=50, ignore_eos=True, **sampled)
+    prompts = ["def f(x):\n", "import os\n"]
+    answers = []
+    for tp, mode in ((1, "ddtree"), (2, "ddtree"), (2, "ar")):
+        engine = Engine.load(embedded, backend="numpy", tp=tp, dtype="float32", max_batch=2)
+        ids: list[list[int]] = [[], []]
+        for one in engine.generate(prompts, params, mode, 8):
+            ids[one.index] += one.token_ids
+        answers.append(ids)
+    assert answers[0] == answers[1] == answers[2]

@@ -1,0 +1,35 @@
+"""What is checked while a checkpoint is loaded, beside what each of its files must hold."""
+
+import json
+import shutil
+
+import pytest
+
+from ddtree_numba.engine import Engine
+from ddtree_numba.model.fields import CheckpointError
+
+
+@pytest.fixture
+def copy(embedded, tmp_path):
+    """A copy of the embedded checkpoint, to be changed."""
+    return shutil.copytree(embedded, tmp_path / "model")
+
+
+def test_a_tokenizer_of_fewer_tokens_than_the_model_is_refused(copy):
+    ranks = (copy / "tiktoken.model").read_text().splitlines()
+    (copy / "tiktoken.model").write_text("\n".join(ranks[:-60]) + "\n")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        (copy / name).unlink()
+    config = json.loads((copy / "config.json").read_text())
+    config["eos_token_id"] = config["text_config"]["eos_token_id"] = 1733
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="the tokenizer has 1988 tokens, config.json a voc"):
+        Engine.load(copy)
+
+
+def test_s31_a_drafter_of_another_size_is_refused(copy):
+    path = copy / "drafter" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"vocab_size": 4096}))
+    with pytest.raises(CheckpointError, match="drafter vocab_size is 4096, the target has 2048"):
+        Engine.load(copy)
