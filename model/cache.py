@@ -25,7 +25,7 @@ class PageTable:
         return len(self._free)
 
     def free_slot(self) -> int:
-        """A slot that owns no page; ValueError when all are taken, as by answers left unfinished."""
+        """A slot that owns no page; ValueError when every slot is taken."""
         free = np.flatnonzero((self.rows < 0).all(axis=1))
         if not len(free):
             raise ValueError("every slot is taken: finish or close another answer first")
