@@ -16,8 +16,8 @@ text of the instruction:
 | s      | byte address in shared memory          | .b32 register                         |
 | n      | constant expression                    | immediate                             |
 
-Integers are cast to the operand's width. Whatever addresses memory or has no result is kept in
-order and never dropped; whatever synchronises lanes is never moved into or out of a branch.
+Integers are cast to the operand's width. Whatever addresses memory, reads a special register (%) or
+has no result is kept in order and never dropped; whatever synchronises lanes is never moved into or out of a branch.
 """
 
 import inspect
@@ -51,7 +51,7 @@ def op(mnemonic: str, operands: str = ""):
     results, sources = operands.split("=") if "=" in operands else ("", operands)
     outputs, inputs = ("".join(OPERANDS.findall(side)) for side in (results, sources))
     text = results.strip() + ", " * bool(results) + sources.strip()
-    ordered = "[" in text or not outputs or mnemonic.startswith(PER_LANE)
+    ordered = bool(set("[%") & set(text)) or not outputs or mnemonic.startswith(PER_LANE)
     meets = any(word in mnemonic for word in LANES_MEET)
 
     def typed(context, *given):

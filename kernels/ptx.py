@@ -122,6 +122,9 @@ redux_add = op("redux.sync.add.u32", "r = r, 0xffffffff")
 redux_max = op("redux.sync.max.u32", "r = r, 0xffffffff")
 redux_min = op("redux.sync.min.u32", "r = r, 0xffffffff")
 
+# Nanoseconds of the device's clock, in steps of up to a microsecond.
+globaltimer = op("mov.u64", "l = %globaltimer")
+
 # Barrier `n` of 1 to 15 for the given number of threads; barrier 0 is cuda.syncthreads().
 bar_sync = op("bar.sync", "n, r")
 

@@ -1,6 +1,7 @@
 """What the memory and warp instructions of `ptx.py` do on the CPU executor: the same names."""
 
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -278,6 +279,10 @@ def redux_max(value):
 
 def redux_min(value):
     return meet(_redux_min, _bits32(value))
+
+
+def globaltimer() -> int:
+    return time.monotonic_ns()
 
 
 def bar_sync(number, count):

@@ -37,7 +37,7 @@ LANEWISE = [
     name
     for name in INSTRUCTIONS
     if set("".join(letters(name))) <= set("rilhf") and ".sync" not in INSTRUCTIONS[name][0]
-    if letters(name)[0]
+    if all(letters(name))
 ]
 VALUES = {"r": "uint32(x[{0}])", "i": "int32(x[{0}])", "h": "x[{0}] & 0xFFFF", "l": "x[{0}]"}
 VALUES["f"] = "ptx.as_float(uint32(x[{0}]))"
