@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -43,15 +45,15 @@ class StepTimes:
         return cls(seconds(draft), WIDTHS, tuple(times.tolist()))
 
 
-def best_size(scores: np.ndarray, size: int, times: StepTimes) -> int:
-    """Nodes, root included, worth verifying of a tree built best first.
+def best_sizes(scores: Any, sizes: Any, times: StepTimes, xp: ModuleType = np) -> Any:
+    """Nodes, root included, worth verifying of each tree that was built best first: int32 [R].
 
-    `scores` float32[N] are the nodes' log-probabilities. With n nodes beside the root, a round
+    `scores` float32[R,N] are the nodes' log-probabilities. With n nodes beside the root, a round
     emits 1 + sum exp(score) tokens in expectation and costs draft + verify(n + 1). The first node
     that does not raise the ratio ends the tree (CaDDTree, arXiv 2606.01813).
     """
-    tokens = np.cumsum(np.exp(scores[:size].astype(np.float64)))  # the root's score is 0: one token
-    seconds = times.draft + times.verify_seconds(np.arange(1, size + 1))
-    rate = tokens / seconds
-    worse = np.flatnonzero(rate[1:] <= rate[:-1])
-    return int(worse[0]) + 1 if len(worse) else size
+    tokens = xp.cumsum(xp.exp(scores.astype(xp.float64)), axis=1)  # the root's score is 0: 1 token
+    seconds = times.draft + times.verify_seconds(np.arange(1, scores.shape[1] + 1))
+    rate = tokens / xp.asarray(seconds)
+    rises = xp.cumprod(rate[:, 1:] > rate[:, :-1], axis=1)
+    return xp.minimum(1 + rises.sum(axis=1), sizes).astype(xp.int32)

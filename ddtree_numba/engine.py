@@ -15,6 +15,7 @@ from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
 from ddtree_numba.model.cache import PAGE, PageTable, pages_for
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.request import Increment, Request, RoundTrace, refusal
+from ddtree_numba.rounds import Flight, Rounds
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.tree_build import Tree
 
@@ -48,6 +49,8 @@ class Engine:
         self.pages.reserve(self._spare, PAGE)
         self.stop_ids = frozenset(self.tokenizer.stop_ids) | set(self.config.eos_token_ids)
         self._times: StepTimes | None = None
+        self._landed = 0.0  # when the last round's results came in
+        self.rounds = Rounds(self.ranks, self.pages.rows, self.context)
 
     @classmethod
     def load(
@@ -144,6 +147,7 @@ class Engine:
         self, waiting: deque, mode: str, budget: str | int, cancel: threading.Event | None
     ) -> Iterator[Increment]:
         active: list[Request] = []
+        flights: deque[Flight] = deque()
         if mode == "ddtree" and budget == "auto" and self._can_draft:
             self.step_times()
         try:
@@ -165,8 +169,12 @@ class Engine:
                     for index, _ in waiting:
                         yield Increment(index, finish_reason="cancelled")
                     return
-                if active:
-                    yield from self._round(active, mode, budget)
+                while active and len(flights) <= self.rounds.ahead:
+                    if flights and flights[-1].requests != tuple(active):
+                        break  # the next round needs to know how these end
+                    flights.append(self.rounds.start(active, self._plan(active, mode, budget)))
+                if flights:
+                    yield from self._land(flights.popleft())
                     for request in active:
                         if request.finish_reason:
                             self.pages.release(request.slot)
@@ -229,38 +237,20 @@ class Engine:
             self.ranks.commit(batch.starts, path, batch.sizes, table)
         return True
 
-    def _round(self, active: list[Request], mode: str, budget) -> Iterator[Increment]:
-        begin = time.perf_counter()
-        state = verbs.Round(
-            roots=np.array([request.root for request in active], np.int32),
-            starts=np.array([request.length for request in active], np.int32),
-            room=np.array([request.room(self.context) for request in active], np.int32),
-            page_table=self.pages.rows[[request.slot for request in active]],
-            seeds=[request.seed for request in active],
-            params=[request.params for request in active],
-            with_draft=self._drafts(mode),
-        )
-        nodes, candidates, times = self._plan(mode, budget)
-        verbs.draft(state, self.ranks, candidates)
-        verbs.build(state, self.ranks, nodes, times)
-        verbs.verify(state, self.ranks)
-        verbs.accept(state, self.ranks)
-        emitted = [self._emit(state, row, request) for row, request in enumerate(active)]
-        counts = np.array([max(len(tokens), 1) for tokens, _ in emitted], np.int32)
-        verbs.commit(state, self.ranks, counts)
-
-        seconds = time.perf_counter() - begin
-        for row, (request, (tokens, text)) in enumerate(zip(active, emitted, strict=True)):
-            request.length += int(counts[row])
+    def _land(self, flight: Flight) -> Iterator[Increment]:
+        """Emit what a round yields; nothing for requests that had ended when it started."""
+        results = self.rounds.results(flight)
+        now = time.perf_counter()
+        seconds, self._landed = now - max(flight.begun, self._landed), now
+        for request, result in zip(flight.requests, results, strict=True):
+            if request.finish_reason:
+                continue
+            request.rounds += 1
             request.decode_seconds += seconds
-            yield self._report(request, tokens, text, state.trace(row, len(tokens)))
-
-    def _emit(self, state: verbs.Round, row: int, request: Request) -> tuple[list[int], str]:
-        """The tokens of a request's accepted path that it still takes, and their text."""
-        request.rounds += 1
-        tokens = state.path_tokens(row)
-        count, text = request.take(tokens, self.stop_ids, self.context)
-        return tokens[:count], text
+            tokens = result.tokens
+            count, text = request.take(tokens, self.stop_ids, self.context)
+            request.length += result.count
+            yield self._report(request, tokens[:count], text, result.trace(count))
 
     def _report(
         self, request: Request, tokens: list[int], text: str, trace: RoundTrace | None = None
@@ -271,16 +261,16 @@ class Engine:
         """Is anything drafted? A drafter whose block is the root alone proposes nothing."""
         return mode != "ar" and self._can_draft
 
-    def _plan(self, mode: str, budget) -> tuple[int, int, StepTimes | None]:
-        """(nodes beside the root, candidates a position, step times if they decide)."""
-        if not self._drafts(mode):
-            return 0, 0, None
+    def _plan(self, active: list[Request], mode: str, budget: str | int) -> verbs.Plan:
+        drafts = self._drafts(mode)
+        if not drafts or not any(request.room(self.context) for request in active):
+            return verbs.Plan(drafts, candidates=0, budget=0)
         if mode == "chain":
             assert self.drafter_config is not None
-            return self.drafter_config.block_size - 1, 1, None
-        if budget == "auto":
-            return AUTO_BUDGET, verbs.CANDIDATES, self.step_times()
-        return budget, min(budget, verbs.CANDIDATES), None
+            return verbs.Plan(True, candidates=1, budget=self.drafter_config.block_size - 1)
+        if isinstance(budget, str):
+            return verbs.Plan(True, verbs.CANDIDATES, AUTO_BUDGET, self.step_times())
+        return verbs.Plan(True, min(budget, verbs.CANDIDATES), budget)
 
     def step_times(self) -> StepTimes:
         """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""

@@ -1,7 +1,11 @@
 """The operations that models are written against, as one backend offers them."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
+from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.spec.absorb import absorb
 from ddtree_numba.spec.cache_commit import cache_commit
 from ddtree_numba.spec.draft_attention import draft_attention
@@ -10,7 +14,7 @@ from ddtree_numba.spec.embed import embed
 from ddtree_numba.spec.kv_append import kv_append
 from ddtree_numba.spec.linear import linear
 from ddtree_numba.spec.moe_int4 import moe_int4
-from ddtree_numba.spec.next_token import next_token
+from ddtree_numba.spec.next_token import SamplingParams, next_token
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.spec.rms_norm import rms_norm
 from ddtree_numba.spec.rope import rope
@@ -31,12 +35,12 @@ class NumpyBackend:
     """
 
     name = "numpy"
+    xp = np
 
     def __init__(self, dtype: str = "bfloat16") -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         self.dtype = DTYPES[dtype]
-        self.absorb = absorb
         self.cache_commit = cache_commit
         self.draft_attention = draft_attention
         self.draft_topk = draft_topk
@@ -44,19 +48,88 @@ class NumpyBackend:
         self.kv_append = kv_append
         self.linear = linear
         self.moe_int4 = moe_int4
-        self.next_token = next_token
         self.rms_norm = rms_norm
-        self.rope = rope
         self.router = router
         self.swiglu = swiglu
         self.tree_accept = tree_accept
         self.tree_attention = tree_attention
         self.tree_build = tree_build
+        self.verify_input = VerifyInput.of_tree
 
-    def empty(self, shape: tuple[int, ...]) -> np.ndarray:
-        """A buffer of activations or cache rows, to be written before it is read."""
+    def absorb(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray | None = None):
+        return _into(out, absorb(x, weight))
+
+    def rope(self, *args: Any, out: np.ndarray | None = None, **options: Any) -> np.ndarray:
+        return _into(out, rope(*args, **options))
+
+    def next_tokens(
+        self,
+        logits: np.ndarray,
+        batch: VerifyInput,
+        draws: Sequence[tuple[SamplingParams, int]],
+    ) -> np.ndarray:
+        """The token after every node, int32 [R,N]: -1 in padding and for rows without a choice."""
+        tokens = np.full(batch.tokens.shape, -1, np.int32)
+        for row, size in enumerate(batch.sizes):
+            positions = batch.positions[row, :size].astype(np.int64) + 1  # of the drawn token
+            params, seed = draws[row]
+            seeds = np.full(size, seed, np.uint64)
+            tokens[row, :size] = next_token(logits[row, :size], positions, seeds, params)
+        return tokens
+
+    def draws(
+        self, params: Sequence[SamplingParams], seeds: Sequence[int], nodes: int
+    ) -> list[tuple[SamplingParams, int]]:
+        """What `next_tokens` takes, for trees of up to `nodes` nodes."""
+        return list(zip(params, seeds, strict=True))
+
+    def no_candidates(self, requests: int) -> tuple[np.ndarray, np.ndarray]:
+        """The candidates of a round that drafts nothing."""
+        shape = (requests, 0, 0)
+        return np.empty(shape, np.int32), np.empty(shape, F32)
+
+    # Arrays: where they live, and what is done with them beside the operations.
+
+    def array(self, host: np.ndarray) -> np.ndarray:
+        """A host array where the operations read it."""
+        return host
+
+    def host(self, array: np.ndarray) -> np.ndarray:
+        """An array as numpy's."""
+        return array
+
+    def placed(self, batch: VerifyInput) -> VerifyInput:
+        """A batch where the operations read it."""
+        return batch
+
+    def zeros(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Cache rows."""
         return np.zeros(shape, self.dtype)
 
-    def concatenate(self, parts: list[np.ndarray]) -> np.ndarray:
-        """Join along the last axis."""
-        return np.concatenate(parts, axis=-1)
+    def empty(self, shape: tuple[int, ...]) -> np.ndarray:
+        """A buffer of activations, to be written before it is read."""
+        return np.empty(shape, self.dtype)
+
+    def full(self, shape: tuple[int, ...], value: int) -> np.ndarray:
+        """int32, the same everywhere."""
+        return np.full(shape, value, np.int32)
+
+    def positions(self, starts: np.ndarray, rows: int) -> np.ndarray:
+        """starts[r] + 0 .. rows - 1 of every request, one after the other."""
+        return (starts[:, None] + np.arange(rows, dtype=np.int32)).reshape(-1)
+
+    def copy(self, source: np.ndarray, out: np.ndarray) -> None:
+        """source into out, both of the backend's dtype; both may be views."""
+        out[...] = source
+
+    def path_rows(self, rows: np.ndarray, nodes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """rows[R,N,W] along each path -> [R,D,W]; beyond a path's end any row."""
+        path = np.maximum(nodes[:, : counts.max()], 0)
+        return rows[np.arange(len(rows))[:, None], path]
+
+
+def _into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:
+    if out is None:
+        return result
+    out[...] = result
+    return out

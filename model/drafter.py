@@ -39,16 +39,18 @@ class Drafter:
         """
         ops = self.ops
         requests, rows = taps.shape[:2]
-        positions = (starts[:, None] + np.arange(rows)).reshape(-1)
+        positions = ops.positions(starts, rows)
         context = ops.linear(taps.reshape(requests * rows, -1), self.weights.fc)
         context = ops.rms_norm(context, self.weights.hidden_norm, self.config.rms_norm_eps)
-        written = ops.empty((len(self.weights.layers), requests, rows, cache.draft_pages.shape[-1]))
+        shape = (2, self.kv_heads, self.config.head_dim)
+        written = ops.empty((len(self.weights.layers), requests * rows, *shape))
         for layer, out in zip(self.weights.layers, written, strict=True):
             key_value = ops.linear(context, layer.qkv[self.query_width :])
-            key, value = self._keys_values(layer, key_value, positions)
-            both = ops.concatenate([key.reshape(len(key), -1), value.reshape(len(value), -1)])
-            out[...] = both.reshape(requests, rows, -1)
-        order = np.broadcast_to(np.arange(rows, dtype=np.int32), (requests, rows))
+            key_value = key_value.reshape(requests * rows, *shape)
+            self._rotate(key_value[:, 0], layer.k_norm, positions, out=out[:, 0])
+            ops.copy(key_value[:, 1], out[:, 1])
+        written = written.reshape(len(written), requests, rows, -1)
+        order = ops.positions(starts * 0, rows).reshape(requests, rows)
         ops.cache_commit(cache.draft_pages, written, page_table, starts, order, counts)
 
     def forward(
@@ -60,7 +62,7 @@ class Drafter:
         """
         ops, c = self.ops, self.config
         requests, rows, width = block.shape
-        positions = (starts[:, None] + np.arange(rows)).reshape(-1)
+        positions = ops.positions(starts, rows)
         layers = self.weights.layers
         next_norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
         x = block.reshape(-1, width)
@@ -85,9 +87,14 @@ class Drafter:
         ops, c = self.ops, self.config
         requests = len(starts)
         joint = ops.linear(h, layer.qkv)  # [T, (heads + 2 kv_heads) * head_dim]
-        query, key_value = np.split(joint, [self.query_width], axis=-1)
-        query = self._rotate(query, layer.q_norm, self.heads, positions)
-        key, value = self._keys_values(layer, key_value, positions)
+        joint = joint.reshape(len(h), -1, c.head_dim)
+        query, key, value = (
+            joint[:, : self.heads],
+            joint[:, self.heads : self.heads + self.kv_heads],
+            joint[:, self.heads + self.kv_heads :],
+        )
+        query = self._rotate(query, layer.q_norm, positions)
+        key = self._rotate(key, layer.k_norm, positions)
         causal, window = c.visibility(index)
         pages = cache.draft_pages[index]
         out = ops.draft_attention(
@@ -109,25 +116,21 @@ class Drafter:
         part = ops.linear(ops.swiglu(ops.linear(h, mlp.gate_up)), mlp.down)
         return self.comm.all_reduce(part)
 
-    def _keys_values(
-        self, layer: DraftLayerWeights, key_value: np.ndarray, positions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """[T, 2 kv_heads * head_dim] -> rotated keys and plain values, [T, kv_heads, head_dim]."""
-        key, value = np.split(key_value, 2, axis=-1)
-        key = self._rotate(key, layer.k_norm, self.kv_heads, positions)
-        return key, value.reshape(key.shape)
-
     def _rotate(
-        self, x: np.ndarray, norm: np.ndarray, heads: int, positions: np.ndarray
+        self,
+        x: np.ndarray,
+        norm: np.ndarray,
+        positions: np.ndarray,
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Norm over head_dim, then rotary embedding of the whole head in half-split pairs."""
+        """Norm of every head [T, heads, d], then its rotary embedding in half-split pairs."""
         c = self.config
-        x = self.ops.rms_norm(x.reshape(-1, c.head_dim), norm, c.rms_norm_eps)
-        x = x.reshape(-1, heads, c.head_dim)
+        normed = self.ops.rms_norm(x.reshape(-1, c.head_dim), norm, c.rms_norm_eps)
         return self.ops.rope(
-            x,
+            normed.reshape(x.shape),
             positions,
             self.inv_freq,
             interleaved=False,
             amplitude=c.rope_attention_factor,
+            out=out,
         )

@@ -25,7 +25,8 @@ class Rank:
         """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""
         assert self.drafter is not None
         config = self.drafter.config
-        block = np.full((len(roots), config.block_size), config.mask_token_id, np.int32)
+        roots, starts, page_table = map(self.ops.array, (roots, starts, page_table))
+        block = self.ops.full((len(roots), config.block_size), config.mask_token_id)
         block[:, 0] = roots
         embedded = self.target.embed(block.reshape(-1)).reshape(*block.shape, -1)
         hidden = self.drafter.forward(embedded, starts, page_table, self.cache)
@@ -35,7 +36,7 @@ class Rank:
     def forward(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """The target over a batch of trees -> final hidden states [T,H]; keeps taps and rows."""
         layers = self.drafter.config.target_layer_ids if self.drafter and with_taps else ()
-        hidden, taps = self.target.forward(batch, self.cache, layers)
+        hidden, taps = self.target.forward(self.ops.placed(batch), self.cache, layers)
         self._taps = taps.reshape(*batch.tokens.shape, -1)
         return hidden
 
@@ -50,11 +51,11 @@ class Rank:
         """Keep the first `counts` [R] of path `nodes` [R,D]: cache rows and drafter context."""
         requests, width = len(nodes), self._taps.shape[1]
         scratch = self.cache.scratch[:, :requests, :width]
-        self.ops.cache_commit(self.cache.pages, scratch, page_table, starts, nodes, counts)
+        ops = self.ops
+        starts, nodes, counts, page_table = map(ops.array, (starts, nodes, counts, page_table))
+        ops.cache_commit(self.cache.pages, scratch, page_table, starts, nodes, counts)
         if self.drafter is not None and self._taps.shape[-1]:
-            longest = int(counts.max())
-            path = np.maximum(nodes[:, :longest], 0)
-            taps = self._taps[np.arange(requests)[:, None], path]
+            taps = ops.path_rows(self._taps, nodes, counts)
             self.drafter.append(taps, starts, counts, page_table, self.cache)
 
 

@@ -48,7 +48,8 @@ class Target:
         norm, eps = self.ops.rms_norm, self.config.rms_norm_eps
         layers = self.weights.layers
         next_norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
-        taps: dict[int, np.ndarray] = {}
+        width = self.config.hidden_size
+        joined = self.ops.empty((batch.tokens.size, len(tap_layers) * width))
         x = self.embed(batch.tokens.reshape(-1))  # [T,H]
         h = norm(x, layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
@@ -56,10 +57,9 @@ class Target:
             h, x = norm(x, layer.post_norm, eps, residual=attention)
             h, x = norm(x, next_norm, eps, residual=self.mlp(layer.mlp, h))
             if index in tap_layers:
-                taps[index] = x
-        if not tap_layers:
-            return h, x[:, :0]
-        return h, self.ops.concatenate([taps[index] for index in tap_layers])
+                first = tap_layers.index(index) * width
+                self.ops.copy(x, joined[:, first : first + width])
+        return h, joined
 
     def attention(
         self, layer: LayerWeights, h: np.ndarray, batch: VerifyInput, cache: Cache, index: int
@@ -70,24 +70,21 @@ class Target:
         positions = batch.positions.reshape(-1)
 
         joint = ops.linear(h, layer.qkv_a)  # [T, q_lora + latent + rope]
-        q_a, latent, k_rope = np.split(
-            joint, [c.q_lora_rank, c.q_lora_rank + c.kv_lora_rank], axis=-1
-        )
-        latent = ops.rms_norm(latent, layer.kv_a_norm, eps)
-        k_rope = self.rotate(k_rope, positions)
+        q_a, key = joint[:, : c.q_lora_rank], joint[:, c.q_lora_rank :]
+        latent = ops.rms_norm(key[:, : c.kv_lora_rank], layer.kv_a_norm, eps)
+        k_rope = self.rotate(key[:, c.kv_lora_rank :], positions)
         scratch = cache.scratch[index, :requests, :nodes]
         shape = (requests, nodes, -1)
         ops.kv_append(latent.reshape(shape), k_rope.reshape(shape), scratch)
 
         q = ops.linear(ops.rms_norm(q_a, layer.q_a_norm, eps), layer.q_b)
         q = q.reshape(len(h), self.heads, -1)  # [T, heads, nope + rope]
-        q_nope, q_rope = np.split(q, [c.qk_nope_head_dim], axis=-1)
-        q_latent = ops.absorb(q_nope, layer.w_uk)  # [T, heads, latent]
-        q_rope = self.rotate(q_rope, positions)
-        query = ops.concatenate([q_latent, q_rope]).reshape(requests, nodes, self.heads, -1)
+        query = ops.empty((len(h), self.heads, scratch.shape[-1]))  # [T, heads, latent + rope]
+        ops.absorb(q[..., : c.qk_nope_head_dim], layer.w_uk, out=query[..., : c.kv_lora_rank])
+        self.rotate(q[..., c.qk_nope_head_dim :], positions, out=query[..., c.kv_lora_rank :])
 
         out = ops.tree_attention(
-            query,
+            query.reshape(requests, nodes, self.heads, -1),
             cache.pages[index],
             scratch,
             batch.page_table,
@@ -100,9 +97,11 @@ class Target:
         value = ops.absorb(out.reshape(len(h), self.heads, -1), layer.w_uv)  # [T, heads, v]
         return self.comm.all_reduce(ops.linear(value.reshape(len(h), -1), layer.o))
 
-    def rotate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def rotate(
+        self, x: np.ndarray, positions: np.ndarray, out: np.ndarray | None = None
+    ) -> np.ndarray:
         """Rotary embedding of [T, ..., rope] in interleaved pairs."""
-        return self.ops.rope(x, positions, self.inv_freq, amplitude=self.amplitude)
+        return self.ops.rope(x, positions, self.inv_freq, amplitude=self.amplitude, out=out)
 
     def mlp(self, mlp: DenseMlp | MoeMlp, h: np.ndarray) -> np.ndarray:
         """SwiGLU, dense or routed; routed and shared experts are summed before the ranks are."""

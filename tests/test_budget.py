@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddtree_numba.budget import StepTimes, best_size
+from ddtree_numba.budget import StepTimes, best_sizes
 
 
 def times(slope: float, draft: float = 1.0, base: float = 10.0) -> StepTimes:
@@ -22,6 +22,10 @@ def by_definition(scores: np.ndarray, size: int, step: StepTimes) -> int:
     while n + 1 < size and theta(n + 1) > theta(n):
         n += 1
     return n + 1
+
+
+def best_size(scores, size: int, step: StepTimes) -> int:
+    return int(best_sizes(scores[None], np.array([size], np.int32), step)[0])
 
 
 def test_the_rule_by_its_definition():

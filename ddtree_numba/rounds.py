@@ -1,0 +1,98 @@
+"""Rounds over the active requests: what goes in, what comes back."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddtree_numba import verbs
+from ddtree_numba.model.rank import Ranks
+from ddtree_numba.request import Request, RoundTrace
+from ddtree_numba.spec.tree_accept import Accept
+from ddtree_numba.spec.tree_build import Tree
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request's round: its tree, its accepted path, and the tokens that it yields."""
+
+    tree: Tree
+    accepted: Accept
+    row: int
+
+    @property
+    def count(self) -> int:
+        """Positions that were committed: the root, and every accepted node."""
+        return int(self.accepted.counts[self.row])
+
+    @property
+    def tokens(self) -> list[int]:
+        """The accepted nodes' tokens, then the next token."""
+        row, path = self.row, self.accepted.nodes[self.row, 1 : self.count]
+        return [*self.tree.tokens[row, path].tolist(), int(self.accepted.next_tokens[row])]
+
+    def trace(self, emitted: int) -> RoundTrace:
+        """Tree and path for display."""
+        row, size = self.row, int(self.tree.sizes[self.row])
+        return RoundTrace(
+            tokens=self.tree.tokens[row, :size],
+            parents=self.tree.parents[row, :size],
+            scores=self.tree.scores[row, :size],
+            size=size,
+            accepted=self.accepted.nodes[row, : self.count].tolist(),
+            next_token=int(self.accepted.next_tokens[row]),
+            emitted=emitted,
+        )
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round that was started: its requests, and what it will have written."""
+
+    requests: tuple[Request, ...]
+    state: verbs.Round
+    begun: float  # seconds of `time.perf_counter`
+
+
+class Rounds:
+    """Starts rounds and hands out their results, in the same order.
+
+    `ahead` is how many rounds may be started before the result of the first is asked for, as long
+    as the requests stay the same.
+    """
+
+    ahead = 0
+
+    def __init__(self, ranks: Ranks, page_rows: np.ndarray, context: int) -> None:
+        self.ranks, self.page_rows, self.context = ranks, page_rows, context
+
+    def start(self, requests: Sequence[Request], plan: verbs.Plan) -> Flight:
+        """Play a round of these requests."""
+        begun = time.perf_counter()
+        state = self.state(requests, plan)
+        verbs.play(state, self.ranks, plan)
+        return Flight(tuple(requests), state, begun)
+
+    def results(self, flight: Flight) -> list[Outcome]:
+        """What the round yields, request by request."""
+        host = self.ranks.ops.host
+        tree = Tree(**{name: host(array) for name, array in vars(flight.state.tree).items()})
+        accepted = flight.state.accepted
+        accepted = Accept(**{name: host(array) for name, array in vars(accepted).items()})
+        return [Outcome(tree, accepted, row) for row in range(len(flight.requests))]
+
+    def state(self, requests: Sequence[Request], plan: verbs.Plan) -> verbs.Round:
+        """A round's state before its first verb, where the operations read it."""
+        ops = self.ranks.ops
+        return verbs.Round(
+            roots=ops.array(np.array([request.root for request in requests], np.int32)),
+            starts=ops.array(np.array([request.length for request in requests], np.int32)),
+            room=ops.array(np.array([r.room(self.context) for r in requests], np.int32)),
+            page_table=ops.array(self.page_rows[[request.slot for request in requests]]),
+            draws=ops.draws(
+                [request.params for request in requests],
+                [request.seed for request in requests],
+                plan.budget + 1,
+            ),
+        )
