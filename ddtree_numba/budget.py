@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,10 @@ class StepTimes:
         beyond = np.maximum(rows - widths[-1], 0) * slope
         return np.interp(rows, widths, times) + beyond
 
+    def round_seconds(self, most: int) -> np.ndarray:
+        """Of drafting and verifying 1 .. most rows."""
+        return self.draft + self.verify_seconds(np.arange(1, most + 1))
+
     @classmethod
     def measure(cls, draft: Callable[[], object], verify: Callable[[int], object]) -> "StepTimes":
         """Time the two steps; the best of three calls each, made monotone in the width."""
@@ -45,15 +48,15 @@ class StepTimes:
         return cls(seconds(draft), WIDTHS, tuple(times.tolist()))
 
 
-def best_sizes(scores: Any, sizes: Any, times: StepTimes, xp: ModuleType = np) -> Any:
+def best_sizes(scores: Any, sizes: Any, times: StepTimes, ops: Any) -> Any:
     """Nodes, root included, worth verifying of each tree that was built best first: int32 [R].
 
     `scores` float32[R,N] are the nodes' log-probabilities. With n nodes beside the root, a round
     emits 1 + sum exp(score) tokens in expectation and costs draft + verify(n + 1). The first node
     that does not raise the ratio ends the tree (CaDDTree, arXiv 2606.01813).
     """
+    xp = ops.xp
     tokens = xp.cumsum(xp.exp(scores.astype(xp.float64)), axis=1)  # the root's score is 0: 1 token
-    seconds = times.draft + times.verify_seconds(np.arange(1, scores.shape[1] + 1))
-    rate = tokens / xp.asarray(seconds)
+    rate = tokens / ops.constant(times.round_seconds, scores.shape[1])
     rises = xp.cumprod(rate[:, 1:] > rate[:, :-1], axis=1)
     return xp.minimum(1 + rises.sum(axis=1), sizes).astype(xp.int32)

@@ -19,6 +19,7 @@ class Outcome:
 
     tree: Tree
     accepted: Accept
+    reported: np.ndarray
     row: int
 
     @property
@@ -29,8 +30,7 @@ class Outcome:
     @property
     def tokens(self) -> list[int]:
         """The accepted nodes' tokens, then the next token."""
-        row, path = self.row, self.accepted.nodes[self.row, 1 : self.count]
-        return [*self.tree.tokens[row, path].tolist(), int(self.accepted.next_tokens[row])]
+        return self.reported[self.row, : self.count].tolist()
 
     def trace(self, emitted: int) -> RoundTrace:
         """Tree and path for display."""
@@ -71,16 +71,15 @@ class Rounds:
         """Play a round of these requests."""
         begun = time.perf_counter()
         state = self.state(requests, plan)
-        verbs.play(state, self.ranks, plan)
+        with self.ranks.ops.active():
+            verbs.play(state, self.ranks, plan)
         return Flight(tuple(requests), state, begun)
 
     def results(self, flight: Flight) -> list[Outcome]:
         """What the round yields, request by request."""
-        host = self.ranks.ops.host
-        tree = Tree(**{name: host(array) for name, array in vars(flight.state.tree).items()})
-        accepted = flight.state.accepted
-        accepted = Accept(**{name: host(array) for name, array in vars(accepted).items()})
-        return [Outcome(tree, accepted, row) for row in range(len(flight.requests))]
+        state = flight.state
+        rows = range(len(flight.requests))
+        return [Outcome(state.tree, state.accepted, state.tokens, row) for row in rows]
 
     def state(self, requests: Sequence[Request], plan: verbs.Plan) -> verbs.Round:
         """A round's state before its first verb, where the operations read it."""

@@ -50,6 +50,9 @@ class Round:
     | tree          |         | build                                                      |
     | target_tokens | [R,N]   | verify: the target's own token after each node             |
     | accepted      |         | accept: the path that the target would have taken itself   |
+    | tokens        | [R,D]   | commit: what each request emits, then -1                   |
+
+    Committing moves `roots`, `starts` and `room` on: they are the next round's.
     """
 
     roots: np.ndarray
@@ -62,6 +65,7 @@ class Round:
     tree: Tree = field(init=False)
     target_tokens: np.ndarray = field(init=False)
     accepted: Accept = field(init=False)
+    tokens: np.ndarray = field(init=False)
 
 
 def play(state: Round, ranks: Ranks, plan: Plan) -> None:
@@ -88,7 +92,7 @@ def build(state: Round, ranks: Ranks, plan: Plan) -> None:
     depths = ops.xp.minimum(state.room, state.token_ids.shape[1])
     tree = ops.tree_build(state.roots, state.token_ids, state.log_probs, plan.budget, depths)
     if plan.times is not None:
-        tree = tree.prefix(best_sizes(tree.scores, tree.sizes, plan.times, ops.xp))
+        tree = tree.prefix(best_sizes(tree.scores, tree.sizes, plan.times, ops))
     state.tree = tree
 
 
@@ -105,5 +109,10 @@ def accept(state: Round, ranks: Ranks) -> None:
 
 
 def commit(state: Round, ranks: Ranks) -> None:
-    """Keep each path's rows: the root, and every accepted node."""
-    ranks.commit(state.starts, state.accepted.nodes, state.accepted.counts, state.page_table)
+    """Keep each path's rows, the root and every accepted node, and move on."""
+    nodes, counts = state.accepted.nodes, state.accepted.counts
+    ranks.commit(state.starts, nodes, counts, state.page_table)
+    state.tokens = ranks.ops.round_advance(
+        *(state.roots, state.starts, state.room, state.tree.tokens),
+        *(nodes, counts, state.accepted.next_tokens),
+    )

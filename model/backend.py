@@ -1,6 +1,7 @@
 """The operations that models are written against, as one backend offers them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ddtree_numba.spec.next_token import SamplingParams, next_token
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.spec.rms_norm import rms_norm
 from ddtree_numba.spec.rope import rope
+from ddtree_numba.spec.round_advance import round_advance
 from ddtree_numba.spec.router import router
 from ddtree_numba.spec.swiglu import swiglu
 from ddtree_numba.spec.tree_accept import tree_accept
@@ -49,6 +51,7 @@ class NumpyBackend:
         self.linear = linear
         self.moe_int4 = moe_int4
         self.rms_norm = rms_norm
+        self.round_advance = round_advance
         self.router = router
         self.swiglu = swiglu
         self.tree_accept = tree_accept
@@ -82,6 +85,14 @@ class NumpyBackend:
     ) -> list[tuple[SamplingParams, int]]:
         """What `next_tokens` takes, for trees of up to `nodes` nodes."""
         return list(zip(params, seeds, strict=True))
+
+    def constant(self, function: Callable[..., np.ndarray], *arguments: Any) -> np.ndarray:
+        """What a function of constants gives, where the operations read it."""
+        return function(*arguments)
+
+    def active(self) -> AbstractContextManager:
+        """What holds while operations run: infinities reach the logits, to be reported there."""
+        return np.errstate(over="ignore", invalid="ignore")
 
     def no_candidates(self, requests: int) -> tuple[np.ndarray, np.ndarray]:
         """The candidates of a round that drafts nothing."""

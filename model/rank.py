@@ -68,8 +68,7 @@ class Ranks:
 
     def _all(self, verb: str, *args: object) -> np.ndarray:
         def call(rank: int) -> np.ndarray:
-            # Infinities reach the logits, where they are reported by name.
-            with np.errstate(over="ignore", invalid="ignore"):
+            with self.ranks[rank].ops.active():
                 return getattr(self.ranks[rank], verb)(*args)
 
         return call(0) if self.group is None else self.group.run(call)[0]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ddtree_numba.budget import StepTimes, best_sizes
+from ddtree_numba.model.backend import NumpyBackend
 
 
 def times(slope: float, draft: float = 1.0, base: float = 10.0) -> StepTimes:
@@ -25,7 +26,7 @@ def by_definition(scores: np.ndarray, size: int, step: StepTimes) -> int:
 
 
 def best_size(scores, size: int, step: StepTimes) -> int:
-    return int(best_sizes(scores[None], np.array([size], np.int32), step)[0])
+    return int(best_sizes(scores[None], np.array([size], np.int32), step, NumpyBackend())[0])
 
 
 def test_the_rule_by_its_definition():
