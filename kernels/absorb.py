@@ -49,7 +49,7 @@ def make(slices: int) -> Kernel:
     @kernel(
         threads=threads,
         name=f"absorb_{slices}",
-        registers=144,
+        registers=160,
         opcodes=("HMMA.16816.F32.BF16", "LDG.E.128", "PRMT"),
         shared_bytes=4 * cells,
         pdl=True,
