@@ -112,7 +112,7 @@ class Kernel:
             return self._run_on_cpu(driver.three(grid), arguments)
         named = zip(self.parameters, self.codes, arguments, strict=True)
         values = [self._checked(*each) for each in named]
-        start = (self._loaded or self.load()).start
+        start = self.ready().start
         status = start(grid, values, stream)
         if status:
             raise driver.launch_error(self.name, status, grid)
@@ -129,6 +129,10 @@ class Kernel:
         except struct.error as error:
             raise TypeError(f"{self.name}: {name}: {value!r}: {error}") from None
         return value
+
+    def ready(self) -> driver.Loaded:
+        """Load unless that was done: loading may wait for what runs, so not while ranks wait."""
+        return self._loaded or self.load()
 
     def load(self) -> driver.Loaded:
         """Compile for the current device and load; the first launch does it, capture must not."""

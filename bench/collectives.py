@@ -1,0 +1,188 @@
+"""What one rank measures of the group's all-reduce; `multi_gpu.py` starts the ranks.
+
+A time is the device's, of a replayed graph of many calls, replays in a row: the ranks keep step by
+the calls themselves, and what the host does in between is not seen. The slowest rank's counts.
+"""
+
+import dataclasses
+import time
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+import cupy
+
+from bench.soak import Soak
+from ddtree_numba.kernels.all_reduce import METHODS, all_reduce, choose
+from ddtree_numba.kernels.peers import Room
+from ddtree_numba.kernels.rms_norm import rms_norm
+from ddtree_numba.model.peer_memory import PeerMemory, self_test
+from ddtree_numba.spec.numerics import BF16
+
+ROWS = (1, 9, 17, 33, 65, 512)
+WIDTH = 7168
+CALLS, REPLAYS, WARM = 100, 15, 5
+ROUND, ROUND_ROWS = 122, (1, 9, 17)  # all-reduces of a forward pass, with a norm behind each
+SOAK_ROWS = ((1, 9, 17), (33, 65))
+STOPPED_LIMIT = 400_000_000  # ns
+NCCL = "NCCL all-reduce"
+
+
+class Rank:
+    """One process with its GPU."""
+
+    def __init__(self, rank: int, world: int, connection: Connection, options: Any) -> None:
+        self.rank, self.world, self.connection, self.options = rank, world, connection, options
+        cupy.cuda.Device(rank).use()
+        largest = max(ROWS) * WIDTH * 2
+        room = Room.of(world, 65 * WIDTH * 2, largest, largest)
+        self.memory = PeerMemory(rank, world, room)
+        self.memory.join_processes(self.gather)
+        self.peers, self.stream = self.memory.peers, self.memory.stream
+        self.arrays: dict[int, Any] = {}
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """What every rank gave, in rank order; a barrier as well."""
+        self.connection.send(payload)
+        return self.connection.recv()
+
+    def barrier(self) -> None:
+        self.stream.synchronize()
+        self.gather(b"")
+
+    def payload(self, rows: int) -> tuple[Any, Any]:
+        if rows not in self.arrays:
+            with self.stream:
+                x = cupy.zeros((rows, WIDTH), BF16)
+                self.arrays[rows] = x, cupy.zeros_like(x)
+        return self.arrays[rows]
+
+    def ordered(self, method: str | None) -> Any:
+        def call(x: Any, out: Any) -> None:
+            all_reduce(x, self.peers, out=out, method=method, stream=self.stream)
+
+        return call
+
+    def nccl(self) -> Any:
+        from cupy.cuda import nccl
+
+        if not nccl.available:
+            raise ImportError("NCCL is not installed: pip install nvidia-nccl-cu13")
+        name = nccl.get_unique_id() if self.rank == 0 else b""
+        communicator = nccl.NcclCommunicator(self.world, self.gather(name)[0], self.rank)
+
+        def call(x: Any, out: Any) -> None:
+            communicator.allReduce(
+                x.data.ptr, out.data.ptr, x.size, nccl.NCCL_BFLOAT16, nccl.NCCL_SUM, self.stream.ptr
+            )
+
+        return call
+
+    def seconds(self, work: Any) -> float:
+        """Device time of the captured work: median of replays in a row, the slowest rank's."""
+        with self.stream:
+            work()
+            self.barrier()
+            self.stream.begin_capture()
+            work()
+            graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        events = [cupy.cuda.Event() for _ in range(REPLAYS + 1)]
+        self.barrier()
+        for number in range(WARM + REPLAYS):
+            if number >= WARM:
+                events[number - WARM].record(self.stream)
+            graph.launch(self.stream)
+        events[-1].record(self.stream)
+        self.barrier()
+        elapsed = cupy.cuda.get_elapsed_time
+        mine = median(elapsed(a, b) / 1e3 for a, b in zip(events, events[1:], strict=False))
+        return max(map(float, self.gather(repr(mine).encode())))
+
+    def times(self, call: Any) -> dict[int, float]:
+        """us a call, by rows."""
+        found = {}
+        for rows in ROWS:
+            x, out = self.payload(rows)
+
+            def work(x=x, out=out) -> None:
+                for _ in range(CALLS):
+                    call(x, out)
+
+            found[rows] = self.seconds(work) / CALLS * 1e6
+        return found
+
+    def rounds(self, call: Any | None) -> dict[int, float]:
+        """us of 122 norms with the residual, an all-reduce ahead of each."""
+        found = {}
+        for rows in ROUND_ROWS:
+            x, out = self.payload(rows)
+            total = cupy.zeros_like(x)
+            weight = cupy.zeros(WIDTH, BF16)
+
+            def work(x=x, out=out, total=total, weight=weight) -> None:
+                for _ in range(ROUND):
+                    if call:
+                        call(x, out)
+                    rms_norm(out, weight, 1e-5, total, out=(x, total), stream=self.stream)
+
+            found[rows] = self.seconds(work) * 1e6
+        return found
+
+    def soak(self) -> dict:
+        parts = [Soak(self.memory, rows) for rows in SOAK_ROWS]
+        for part in parts:
+            part.run()
+            self.barrier()
+            part.capture()
+        self.barrier()
+        start, calls = time.perf_counter(), 0
+        while calls < self.options.soak:
+            for _ in range(50):
+                for part in parts:
+                    part.replay()
+                    calls += len(part.steps)
+            self.barrier()
+        seconds = time.perf_counter() - start
+        results = [part.result() for part in parts]
+        summed = {key: sum(r[key] for r in results) for key in results[0] if key != "failure"}
+        failure = next((r["failure"] for r in results if r["failure"]), None)
+        return dict(rank=self.rank, **summed, failure=failure, seconds=seconds)
+
+    def stopped(self) -> dict:
+        """The last rank comes to no further call: how long until the others' streams are free."""
+        self.barrier()
+        if self.rank == self.world - 1:
+            self.gather(b"")
+            return {}
+        self.peers = dataclasses.replace(self.peers, limit=STOPPED_LIMIT)
+        x, out = self.payload(17)
+        call = self.ordered(None)
+        start = time.perf_counter()
+        for _ in range(10):
+            call(x, out)
+        self.stream.synchronize()
+        seconds = time.perf_counter() - start
+        self.gather(b"")
+        return dict(limit=STOPPED_LIMIT / 1e9, seconds=seconds, failure=self.peers.failure())
+
+    def all(self) -> dict:
+        self.barrier()
+        result: dict[str, Any] = dict(self_test=self_test([self.memory]))
+        self.barrier()
+        calls = {method: self.ordered(method) for method in METHODS} | {NCCL: self.nccl()}
+        result["nccl_version"] = nccl_version()
+        result["us"] = {name: self.times(call) for name, call in calls.items()}
+        result["chosen"] = {rows: choose(self.world, 2 * rows * WIDTH) for rows in ROWS}
+        named = {"norms alone": None, "ordered": self.ordered(None), NCCL: calls[NCCL]}
+        result["round_us"] = {name: self.rounds(call) for name, call in named.items()}
+        result["soak"] = self.soak()
+        result["stopped"] = self.stopped()
+        return result
+
+
+def nccl_version() -> str:
+    from cupy.cuda import nccl
+
+    version = nccl.get_version()
+    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
