@@ -105,6 +105,7 @@ def _chunk(block, pages, table, length, first, oldest) -> np.ndarray:
 CASES: dict[str, dict] = {
     "no_context": dict(lengths=[0], B=8, hq=4, hkv=2, d=16),
     "tiny": dict(lengths=[500], B=8, hq=16, hkv=8, d=32),
+    "tiny_rank": dict(lengths=[70, 3], B=8, hq=2, hkv=1, d=32),
     "page_edges": dict(lengths=[1, 56, 63, 64, 65, 128], B=8, hq=4, hkv=2, d=16),
     "split_edges": dict(lengths=[508, 512], B=8, hq=2, hkv=1, d=16),
     "causal": dict(lengths=[60, 0], B=8, hq=4, hkv=4, d=16, causal=True),
