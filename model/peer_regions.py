@@ -97,4 +97,4 @@ class HostRegion:
             self.file = -1
 
 
-REGIONS = {"device": DeviceRegion, "host": HostRegion}
+REGIONS: dict[str, Any] = {"device": DeviceRegion, "host": HostRegion}
