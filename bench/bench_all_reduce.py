@@ -1,4 +1,6 @@
-"""All-reduce: eight ranks as streams of one GPU, all methods. Between GPUs: `multi_gpu.py`."""
+"""All-reduce: eight ranks as streams of one GPU, all methods; the ordered sum of what an all-gather
+brought. Between GPUs: `multi_gpu.py`.
+"""
 
 import os
 from dataclasses import replace
@@ -14,6 +16,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 from bench.cases import cases
 from ddtree_numba.kernels.all_reduce import METHODS, all_reduce, launches
 from ddtree_numba.kernels.all_reduce_call import CONTROL_WORDS
+from ddtree_numba.kernels.all_reduce_gathered import sum_gathered
 from ddtree_numba.kernels.peers import Peers, Room
 from ddtree_numba.spec import all_reduce as spec
 
@@ -70,3 +73,8 @@ def all_ranks(method: str) -> Any:
 @pytest.mark.parametrize("case", cases(spec, rows=ROWS, smoke="two_ranks"))
 def bench_all_reduce(measure, case, method):
     measure(replace(case, name=f"{case.name}-{method}"), all_ranks(method))
+
+
+@pytest.mark.parametrize("case", cases(spec, smoke="two_ranks"))
+def bench_all_reduce_gathered(measure, case):
+    measure(replace(case, name=f"{case.name}-gathered"), sum_gathered)

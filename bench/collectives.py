@@ -14,6 +14,7 @@ import cupy
 
 from bench.soak import Soak
 from ddtree_numba.kernels.all_reduce import METHODS, all_reduce, choose
+from ddtree_numba.kernels.all_reduce_gathered import sum_gathered
 from ddtree_numba.kernels.peers import Room
 from ddtree_numba.kernels.rms_norm import rms_norm
 from ddtree_numba.model.peer_memory import PeerMemory, self_test
@@ -25,7 +26,7 @@ CALLS, REPLAYS, WARM = 100, 15, 5
 ROUND, ROUND_ROWS = 122, (1, 9, 17)  # all-reduces of a forward pass, with a norm behind each
 SOAK_ROWS = ((1, 9, 17), (33, 65))
 STOPPED_LIMIT = 400_000_000  # ns
-NCCL = "NCCL all-reduce"
+NCCL, NCCL_GATHER = "NCCL all-reduce", "NCCL all-gather, sum"
 
 
 class Rank:
@@ -63,20 +64,28 @@ class Rank:
 
         return call
 
-    def nccl(self) -> Any:
+    def nccl(self) -> dict[str, Any]:
+        """NCCL's own all-reduce, and its all-gather with the ordered sum behind."""
         from cupy.cuda import nccl
 
         if not nccl.available:
             raise ImportError("NCCL is not installed: pip install nvidia-nccl-cu13")
         name = nccl.get_unique_id() if self.rank == 0 else b""
-        communicator = nccl.NcclCommunicator(self.world, self.gather(name)[0], self.rank)
+        group = nccl.NcclCommunicator(self.world, self.gather(name)[0], self.rank)
+        kind = nccl.NCCL_BFLOAT16
+        with self.stream:
+            gathered = cupy.zeros((self.world, max(ROWS), WIDTH), BF16)
 
-        def call(x: Any, out: Any) -> None:
-            communicator.allReduce(
-                x.data.ptr, out.data.ptr, x.size, nccl.NCCL_BFLOAT16, nccl.NCCL_SUM, self.stream.ptr
-            )
+        def own(x: Any, out: Any) -> None:
+            to = x.data.ptr, out.data.ptr
+            group.allReduce(*to, x.size, kind, nccl.NCCL_SUM, self.stream.ptr)
 
-        return call
+        def ordered(x: Any, out: Any) -> None:
+            parts = gathered.reshape(-1)[: self.world * x.size].reshape(self.world, *x.shape)
+            group.allGather(x.data.ptr, parts.data.ptr, x.size, kind, self.stream.ptr)
+            sum_gathered(parts, out=out, stream=self.stream)
+
+        return {NCCL_GATHER: ordered, NCCL: own}
 
     def seconds(self, work: Any) -> float:
         """Device time of the captured work: median of replays in a row, the slowest rank's."""
@@ -170,7 +179,7 @@ class Rank:
         self.barrier()
         result: dict[str, Any] = dict(self_test=self_test([self.memory]))
         self.barrier()
-        calls = {method: self.ordered(method) for method in METHODS} | {NCCL: self.nccl()}
+        calls = {method: self.ordered(method) for method in METHODS} | self.nccl()
         result["nccl_version"] = nccl_version()
         result["us"] = {name: self.times(call) for name, call in calls.items()}
         result["chosen"] = {rows: choose(self.world, 2 * rows * WIDTH) for rows in ROWS}
