@@ -108,6 +108,7 @@ mul_high = op("mul.hi.u32", "r = r, r")
 mul_wide = op("mul.wide.u32", "l = r, r")
 mul_high64 = op("mul.hi.u64", "l = l, l")
 mad = op("mad.lo.s32", "i = i, i, i")  # a * b + c in 32 bits
+divide = op("div.u32", "r = r, r")  # // of 64 bits is a function call
 popc = op("popc.b32", "i = r")
 popc64 = op("popc.b64", "i = l")
 clz = op("clz.b32", "i = r")

@@ -203,6 +203,10 @@ def mad(a, b, c):
     return wrap(int(a) * int(b) + int(c), 32)
 
 
+def divide(a, b):
+    return (int(a) & M32) // (int(b) & M32)
+
+
 def popc(a):
     return (int(a) & M32).bit_count()
 

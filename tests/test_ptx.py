@@ -167,6 +167,7 @@ def test_packed_bfloat16_arithmetic_rounds_once(rng):
         ("mul_high64", (1 << 63, 6), 3),
         ("mad", (1 << 20, 1 << 12, 5), 5),
         ("mad", (1 << 30, 2, 0), -(1 << 31)),
+        ("divide", (0xFFFFFFFF, 10), 429496729),
         ("popc", (-1,), 32),
         ("popc64", (-1,), 64),
         ("clz", (1,), 31),
