@@ -1,4 +1,4 @@
-"""The passes of `draft_topk.py` over rows of draft logits: candidates, finish, merge of shards."""
+"""The passes of `draft_topk.py` over rows of draft logits: maxima, finish, merge of shards."""
 
 from functools import cache
 
@@ -19,74 +19,74 @@ from ddtree_numba.kernels.numerics import (
     ordered,
 )
 from ddtree_numba.kernels.selection import usable
-from ddtree_numba.kernels.thinning import thinner
-from ddtree_numba.kernels.vocabulary import arrive, column_of, loader
+from ddtree_numba.kernels.thinning import bound_of, thinner
+from ddtree_numba.kernels.vocabulary import MOST_WARPS, arrive, column_of, loader
 
 THREADS = 256
-EACH = 16  # tokens of a thread
-LISTED = 128  # keys that a block may append: a few more than k
 MOST = 64  # k
+LISTED = 256  # keys of a row's list: 71 are expected for k = 64
 MOST_MERGED = 1024  # keys of all shards of a row
 
 # The state of a row: int64 words, all zero between calls
 STATE = 4
-TOTAL, COUNT, ARRIVED = range(3)
+TOTAL, COUNT, ARRIVED, FIRST = range(STATE)
+
+
+def each_of(vocabulary: int) -> int:
+    """Tokens of a thread: a warp's greatest key is one of a few hundred of a row."""
+    return 16 if vocabulary > 65_536 else 4
 
 
 @cache
-def make_candidates(element, aligned: bool, threads: int = THREADS, listed: int = LISTED) -> Kernel:
-    load, count = loader(element, aligned, EACH), EACH
-    thin = thinner(count, listed)
+def make_maxima(element, aligned: bool, each: int, threads: int = THREADS) -> Kernel:
+    """The greatest logit of every warp, and of the row."""
+    load = loader(element, aligned, each)
+    warps = threads // 32
 
     @kernel(
         threads=threads,
-        name=f"draft_candidates_{element}{'' if aligned else '_odd'}",
-        registers=112,
-        opcodes=("REDUX", "BAR.RED"),
+        name=f"draft_maxima_{element}_{each}{'' if aligned else '_odd'}",
+        registers=40,
+        opcodes=("REDUX",),
         pdl=True,
     )
     @cuda.jit
-    def draft_candidates_kernel(
+    def draft_maxima_kernel(
         logits: read(element),
         width: int32,
         first_id: int32,
-        k: int32,
         tops: update(int64),
         state: update(int64),
-        lists: update(int64),
-        capacity: int64,
+        maxima: update(int64),
     ):
         row, block, thread = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-        values = cuda.local.array(count, float32)
-        keys = cuda.local.array(count, int64)
-        kept = cuda.shared.array(listed, int64)
-        place = cuda.shared.array(1, int64)
+        values = cuda.local.array(each, float32)
+        shared = cuda.shared.array(MOST_WARPS, int64)
+        for i in range(each):
+            values[i] = NAN
         ptx.launch_next()
         ptx.wait_for_previous()
         load(logits, row, block, width, values)
-        own = int64(0)
-        for i in range(count):
-            column = column_of(block, i, EACH)
-            keys[i] = int64(0)
-            if column < width:
-                order = int64(0)  # NaN comes last
-                if values[i] == values[i]:
-                    order = ordered(values[i])
-                keys[i] = key_of(order, first_id + column)
-            own = max(own, keys[i])
-        top = ptx.redux_max(own >> ID_BITS)
+        own = values[0]
+        for i in range(1, each):
+            own = ptx.fmax(own, values[i])
+        order = int64(0)  # NaN comes last
+        if own == own:
+            order = ordered(own)
+        top = int64(ptx.redux_max(order))
         if thread & 31 == 0:
-            ptx.red_max_u64(tops, row, int64(top) << ID_BITS)
-        found = thin(keys, k, kept)
-        if thread == 0:
-            place[0] = int64(ptx.atom_add_u64(state, row * STATE + COUNT, found))
+            warp = thread >> 5
+            maxima[(row * cuda.gridDim.x + block) * warps + warp] = top
+            shared[warp] = top
         cuda.syncthreads()
-        i = thread
-        while i < found:
-            lists[row * capacity + place[0] + i] = kept[i]
-            i += threads
+        if thread == 0:
+            for w in range(1, warps):
+                top = max(top, shared[w])
+            ptx.red_max_u64(tops, row, top << ID_BITS)
+            if block == 0:
+                state[row * STATE + FIRST] = first_id
 
-    return draft_candidates_kernel
+    return draft_maxima_kernel
 
 
 @cuda.jit(device=True, inline="always")
@@ -100,21 +100,33 @@ def log_prob(key, top, total):
 
 @cache
 def make_finish(
-    element, aligned: bool, sharded: bool, threads: int = THREADS, listed: int = LISTED
+    element,
+    aligned: bool,
+    each: int,
+    sharded: bool,
+    threads: int = THREADS,
+    listed: int = LISTED,
 ) -> Kernel:
-    load, each = loader(element, aligned, EACH), EACH
-    carried = -(
-        -listed // threads
-    )  # keys that a thread carries from one part of a list to the next
+    load = loader(element, aligned, each)
+    carried = -(-listed // threads)  # keys of a thread in the list
     count = each + carried
+    warps = threads // 32
     thin = thinner(count, listed)
     suffix = ("_shard" if sharded else "") + ("" if aligned else "_odd")
 
+    @cuda.jit(device=True, inline="always")
+    def key_at(value, column, first_id):
+        order = int64(0)
+        if value == value:
+            order = ordered(value)
+        return key_of(order, first_id + column)
+
     @kernel(
         threads=threads,
-        name=f"draft_finish_{element}{suffix}",
-        registers=112,
-        opcodes=("REDUX", "BAR.RED"),
+        name=f"draft_finish_{element}_{each}{suffix}",
+        min_blocks=3,
+        registers=80,
+        opcodes=("REDUX",),
         pdl=True,
     )
     @cuda.jit
@@ -126,77 +138,109 @@ def make_finish(
         shards: int32,
         own_tops: update(int64),
         state: update(int64),
-        lists: read(int64),
-        capacity: int64,
-        best: update(int64),
+        maxima: read(int64),
+        lists: update(int64),
+        keys_out: write(int64),
         totals: write(int64),
         token_ids: write(int32),
         log_probs: write(float32),
     ):
-        row, thread = cuda.blockIdx.y, cuda.threadIdx.x
-        base = row * STATE
+        row, block, thread = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+        base, groups = row * STATE, cuda.gridDim.x * warps
+        values = cuda.local.array(each, float32)
+        bounds = cuda.shared.array(1, int64)
         kept = cuda.shared.array(listed, int64)
+        for i in range(each):
+            values[i] = NAN
         ptx.launch_next()
         ptx.wait_for_previous()
-        top = int64(0)
-        i = 0
-        while i < shards:
-            top = max(top, tops[i * cuda.gridDim.y + row])
-            i += 1
-        if cuda.blockIdx.x == 0:
-            keys = cuda.local.array(count, int64)
-            listed_keys, found, first = state[base + COUNT], 0, 0
-            while first < listed_keys:
-                for n in range(each):
-                    i = first + n * threads + thread
-                    keys[n] = int64(0)
-                    if i < listed_keys:
-                        keys[n] = lists[row * capacity + i]
-                for n in range(carried):
-                    i = n * threads + thread
-                    keys[each + n] = int64(0)
-                    if i < found:
-                        keys[each + n] = kept[i]
-                cuda.syncthreads()  # before kept is written again
-                found = thin(keys, k, kept)
-                first += each * threads
-            i = thread
-            while i < found:
-                key, rank, other = kept[i], 0, 0
-                while other < found:
-                    rank += kept[other] > key
-                    other += 1
-                if rank < k:
-                    best[row * k + rank] = key
-                i += threads
-            if thread < k and thread >= found:
-                best[row * k + thread] = int64(0)  # a shard of fewer tokens
-        elif usable(top):
-            values = cuda.local.array(each, float32)
-            load(logits, row, cuda.blockIdx.x - 1, width, values)
+        load(logits, row, block, width, values)
+        first_id = int32(state[base + FIRST])
+        top = tops[row]
+        if sharded:
+            i = 1
+            while i < shards:
+                top = max(top, tops[i * cuda.gridDim.y + row])
+                i += 1
+        if thread < 32:
+            bound = bound_of(maxima, row * groups, groups, k)
+            if thread == 0:
+                bounds[0] = bound
+        if usable(top):
             greatest, total = float_of(top >> ID_BITS), int64(0)
             for i in range(each):
-                if column_of(cuda.blockIdx.x - 1, i, EACH) < width:
-                    total += mass(values[i] - greatest)
+                total += mass(values[i] - greatest)  # of NaN: 0
             step = 16
             while step > 0:
                 total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
                 step >>= 1
             if thread & 31 == 0:
                 ptx.red_add_u64(state, base + TOTAL, total)
+        cuda.syncthreads()
+        bound, least, hits = bounds[0], float_of(bounds[0]), int32(0)
+        for i in range(each):
+            if values[i] >= least or (bound == 0 and column_of(block, i, each) < width):
+                hits = int32(hits + 1)
+        if hits > 0:
+            place = int64(ptx.atom_add_u64(state, base + COUNT, hits))
+            for i in range(each):
+                column = column_of(block, i, each)
+                if values[i] >= least or (bound == 0 and column < width):
+                    if place < listed:
+                        lists[row * listed + place] = key_at(values[i], column, first_id)
+                    place += 1
         if arrive(state, base + ARRIVED):
-            total = state[base + TOTAL]
-            if sharded:
-                if thread == 0:
-                    totals[row] = total
-            elif thread < k:
-                key = best[row * k + thread]
-                token_ids[row * k + thread] = int32(id_of(key))
-                log_probs[row * k + thread] = log_prob(key, top, total)
+            keys = cuda.local.array(count, int64)
+            for n in range(carried):
+                keys[n] = lists[row * listed + n * threads + thread]
+            found, total = state[base + COUNT], state[base + TOTAL]
+            if found <= listed:
+                for n in range(carried):
+                    kept[n * threads + thread] = keys[n]
+            else:  # great logits side by side, or equal: part by part through the whole row
+                found, part = int64(0), 0
+                while part < cuda.gridDim.x:
+                    for i in range(each):
+                        values[i] = NAN
+                    load(logits, row, part, width, values)
+                    for i in range(each):
+                        column = column_of(part, i, each)
+                        keys[i] = int64(0)
+                        if column < width:
+                            keys[i] = key_at(values[i], column, first_id)
+                    for n in range(carried):
+                        i = n * threads + thread
+                        keys[each + n] = int64(0)
+                        if i < found:
+                            keys[each + n] = kept[i]
+                    cuda.syncthreads()  # before kept is written again
+                    found = int64(thin(keys, k, kept))
+                    part += 1
             cuda.syncthreads()
+            for n in range(carried):
+                i = n * threads + thread
+                if i < found:
+                    key, rank, other = kept[i], 0, 0
+                    while other < found:
+                        rank += kept[other] > key
+                        other += 1
+                    if rank < k:
+                        if sharded:
+                            keys_out[row * k + rank] = key
+                        else:
+                            token_ids[row * k + rank] = int32(id_of(key))
+                            log_probs[row * k + rank] = log_prob(key, top, total)
+            if sharded:
+                i = found + thread
+                while i < k:  # a shard of fewer tokens
+                    keys_out[row * k + i] = 0
+                    i += threads
             if thread == 0:
+                if sharded:
+                    totals[row] = total
                 state[base + TOTAL] = 0
                 state[base + COUNT] = 0
+                state[base + FIRST] = 0
                 own_tops[row] = 0
 
     return draft_finish_kernel

@@ -1,15 +1,16 @@
 """The k likeliest tokens of each draft position; see `spec/draft_topk.py`.
 
-First launch: every block finds the greatest keys of its 4,096 tokens and appends them to the row's
-list; the row's greatest key is a maximum over blocks. Second launch: masses need that maximum, so
-they are added up now, while one more block of each row brings its list down to k keys in order.
-The last block of a row writes ids and log-probabilities.
+First launch: the greatest logit of every warp's tokens. At least k tokens reach the k-th greatest
+of these maxima, and few more. Second launch: every block finds that bound, lists those of its
+tokens that reach it, and adds up masses, which need the row's maximum. The last block of a row
+orders its list and writes ids and log-probabilities. Where great logits stand side by side or are
+equal, the list overflows; the last block then goes through the whole row, in about 100 us.
 
-A vocabulary in shards: each shard lists its own tokens (`draft_candidates`). A mass is a rounded
-integer relative to the row's maximum and cannot be rescaled, so the shards exchange their greatest
-keys first; then each adds up its masses and orders its list (`draft_shard`), keys and sums are
-exchanged, and `draft_merge` gives what one row of the whole vocabulary would: keys hold global ids,
-and sums of integers are the same in any grouping.
+A vocabulary in shards: a mass is a rounded integer relative to the maximum of the whole row and
+cannot be rescaled, so the shards exchange their maxima first (`draft_maxima`); then each adds up
+its masses and orders its list (`draft_shard`), keys and sums are exchanged, and `draft_merge` gives
+what one row of the whole vocabulary would: keys hold global ids, and sums of integers are the same
+in any grouping.
 """
 
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ from numba import float32
 
 from ddtree_numba.kernels.arguments import bf16, element_of, require
 from ddtree_numba.kernels.draft_passes import (
-    EACH,
     LISTED,
     MOST,
     MOST_MERGED,
     STATE,
     THREADS,
-    make_candidates,
+    each_of,
     make_finish,
+    make_maxima,
     make_merge,
 )
 from ddtree_numba.kernels.launch import Kernel
@@ -35,14 +36,20 @@ from ddtree_numba.kernels.vocabulary import QUAD, blocks_of
 
 @dataclass(frozen=True)
 class Shape:
-    """Threads of a block and keys that it may list; results are the same for all."""
+    """Threads of a block, tokens of a thread (None: by the vocabulary), keys of a row's list, a
+    multiple of the threads; results are the same for all."""
 
     threads: int = THREADS
+    each: int | None = None
     listed: int = LISTED
 
-    def capacity(self, vocabulary: int) -> int:
-        """Keys of a row's list."""
-        return blocks_of(vocabulary, self.threads, EACH) * self.listed
+    def of(self, vocabulary: int) -> tuple[int, int]:
+        """Tokens of a thread, blocks of a row."""
+        each = self.each or each_of(vocabulary)
+        return each, blocks_of(vocabulary, self.threads, each)
+
+    def maxima(self, vocabulary: int) -> int:
+        return self.of(vocabulary)[1] * self.threads // 32
 
 
 PRODUCT = Shape()
@@ -51,14 +58,14 @@ PRODUCT = Shape()
 def workspace_words(rows: int, vocabulary: int, k: int, shape: Shape = PRODUCT) -> int:
     """int64 words for rows of so many tokens; zeros before the first call, and left as zeros
     where that matters."""
-    return rows * (1 + STATE + k + shape.capacity(vocabulary))
+    return rows * (1 + STATE + shape.maxima(vocabulary) + shape.listed)
 
 
 def _parts(workspace, rows: int, vocabulary: int, k: int, shape: Shape) -> list:
-    """The workspace as greatest keys, state, best keys, lists."""
+    """The workspace as greatest keys, state, maxima, lists."""
     least = workspace_words(rows, vocabulary, k, shape)
     require("workspace", workspace, (max(len(workspace), least),), "int64")
-    ends = [0, rows, rows * (1 + STATE), rows * (1 + STATE + k)]
+    ends = [0, rows, rows * (1 + STATE), rows * (1 + STATE + shape.maxima(vocabulary))]
     return [workspace[a:b] for a, b in zip(ends, [*ends[1:], least], strict=True)]
 
 
@@ -72,7 +79,7 @@ def _checked(logits, k: int) -> tuple[int, int]:
     return logits.shape[0] * logits.shape[1], logits.shape[2]
 
 
-def draft_candidates(
+def draft_maxima(
     logits, k: int, first_id: int = 0, *, workspace, shape: Shape = PRODUCT, stream=None
 ):
     """First pass over a shard whose first token is first_id; returns each row's greatest key.
@@ -80,36 +87,29 @@ def draft_candidates(
     int64[rows], a part of the workspace: to be gathered over the shards for the second pass.
     """
     rows, vocabulary = _checked(logits, k)
-    tops, state, _, lists = _parts(workspace, rows, vocabulary, k, shape)
+    tops, state, maxima, _ = _parts(workspace, rows, vocabulary, k, shape)
     if not 0 <= first_id <= LAST_ID - vocabulary:
         raise ValueError(f"first_id: {first_id}, expected 0 .. {LAST_ID - vocabulary}")
-    body = make_candidates(
-        element_of("logits", logits), vocabulary % QUAD == 0, shape.threads, shape.listed
-    )
-    body.launch(
-        (blocks_of(vocabulary, shape.threads, EACH), rows),
-        logits,
-        vocabulary,
-        first_id,
-        k,
-        tops,
-        state,
-        lists,
-        shape.capacity(vocabulary),
-        stream=stream,
-    )
+    each, blocks = shape.of(vocabulary)
+    body = make_maxima(element_of("logits", logits), vocabulary % QUAD == 0, each, shape.threads)
+    body.launch((blocks, rows), logits, vocabulary, first_id, tops, state, maxima, stream=stream)
     return tops
 
 
 def _finish(logits, k, tops, results, sharded, workspace, shape, stream) -> None:
     rows, vocabulary = _checked(logits, k)
-    own_tops, state, best, lists = _parts(workspace, rows, vocabulary, k, shape)
+    own_tops, state, maxima, lists = _parts(workspace, rows, vocabulary, k, shape)
+    each, blocks = shape.of(vocabulary)
     body = make_finish(
-        element_of("logits", logits), vocabulary % QUAD == 0, sharded, shape.threads, shape.listed
+        element_of("logits", logits),
+        vocabulary % QUAD == 0,
+        each,
+        sharded,
+        shape.threads,
+        shape.listed,
     )
-    keys, totals, token_ids, log_probs = results
     body.launch(
-        (blocks_of(vocabulary, shape.threads, EACH) + 1, rows),
+        (blocks, rows),
         logits,
         vocabulary,
         k,
@@ -117,12 +117,9 @@ def _finish(logits, k, tops, results, sharded, workspace, shape, stream) -> None
         1 if tops is None else len(tops),
         own_tops,
         state,
+        maxima,
         lists,
-        shape.capacity(vocabulary),
-        best if keys is None else keys,
-        totals,
-        token_ids,
-        log_probs,
+        *results,
         stream=stream,
     )
 
@@ -135,7 +132,7 @@ def draft_topk(logits, k: int, *, workspace, out, shape: Shape = PRODUCT, stream
     require("token_ids", token_ids, (*logits.shape[:2], k), "int32")
     require("log_probs", log_probs, (*logits.shape[:2], k), "float32")
     if k and rows:
-        draft_candidates(logits, k, workspace=workspace, shape=shape, stream=stream)
+        draft_maxima(logits, k, workspace=workspace, shape=shape, stream=stream)
         _finish(logits, k, None, (None, None, *out), False, workspace, shape, stream)
     return out
 
@@ -177,6 +174,8 @@ def draft_merge(keys, totals, tops, *, out, stream=None):
 
 def instances() -> list[Kernel]:
     """float32 logits are the product's; its ranks hold shards."""
-    made = [make_merge(), make_candidates(float32, True), make_candidates(bf16, True)]
-    made += [make_finish(float32, True, sharded) for sharded in (False, True)]
-    return made + [make_finish(bf16, True, False)]
+    made = [make_merge()]
+    made += [make_maxima(*kind) for kind in ((float32, True, 16), (float32, True, 4))]
+    made += [make_finish(float32, True, 16, False), make_finish(float32, True, 4, False)]
+    made += [make_finish(float32, True, 4, True), make_finish(float32, True, 16, True)]
+    return made + [make_maxima(bf16, True, 16), make_finish(bf16, True, 16, False)]

@@ -8,11 +8,14 @@ way, with all keys counted.
 
 from functools import cache
 
-from numba import cuda, int32, int64
+from numba import cuda, int32, int64, uint32
 
 from ddtree_numba.kernels import ptx
-from ddtree_numba.kernels.numerics import ID_BITS
+from ddtree_numba.kernels.numerics import ID_BITS, ORDER_NEGATIVE_INFINITY
 from ddtree_numba.kernels.vocabulary import MOST_WARPS
+
+GROUPS = 8  # of a lane of `bound_of`: 256 in all, for k <= 64
+SLACK = 8  # it may let pass k / 8 groups more
 
 
 @cache
@@ -86,3 +89,40 @@ def thinner(count: int, most: int):
         return reached
 
     return thin
+
+
+@cuda.jit(device=True, inline="always")
+def bound_of(maxima, first, count, k):
+    """A logit's order that at least k tokens reach, and few more; 0 if there is none. For a warp.
+
+    It is reached by k to k + k / 8 of 256 groups of tokens, whose maxima are given.
+    """
+    lane = int32(cuda.threadIdx.x & 31)
+    groups = cuda.local.array(GROUPS, uint32)
+    for n in range(GROUPS):
+        groups[n] = 0
+    i = int32(lane)
+    while i < count:
+        for n in range(GROUPS):
+            j = i + 32 * n
+            if j < count:
+                groups[n] = max(groups[n], uint32(maxima[first + j]))
+        i = int32(i + 32 * GROUPS)
+    least, most = groups[0], groups[0]
+    for n in range(1, GROUPS):
+        least, most = min(least, groups[n]), max(most, groups[n])
+    bound, above = int64(ptx.redux_min(least)), int64(ptx.redux_max(most)) + 1
+    reached = int32(32 * GROUPS)
+    while reached > k + k // SLACK and above - bound > 1:
+        middle = (bound + above) >> 1
+        own = int32(0)
+        for n in range(GROUPS):
+            own += int32(groups[n] >= uint32(middle))
+        count_of_middle = int32(ptx.redux_add(own))
+        if count_of_middle >= k:
+            bound, reached = middle, count_of_middle
+        else:
+            above = middle
+    if bound > 0:  # an order that is a number's
+        bound = max(bound, ORDER_NEGATIVE_INFINITY)
+    return bound

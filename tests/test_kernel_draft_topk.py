@@ -5,15 +5,20 @@ import pytest
 
 pytest.importorskip("numba.cuda")
 
+from numba import cuda, int32, int64
+
+from ddtree_numba.kernels.arguments import read, write
 from ddtree_numba.kernels.draft_topk import (
     PRODUCT,
     Shape,
-    draft_candidates,
+    draft_maxima,
     draft_merge,
     draft_shard,
     draft_topk,
     workspace_words,
 )
+from ddtree_numba.kernels.launch import Kernel
+from ddtree_numba.kernels.thinning import bound_of
 from ddtree_numba.spec import draft_topk as spec
 from ddtree_numba.spec.numerics import BF16, F32
 from tests.gpu_arrays import to_gpu, to_host
@@ -52,9 +57,10 @@ def test_equals_the_specification(name, dtype, rng):
 
 
 def test_the_product_s_blocks_find_the_same(rng):
-    """4,096 tokens a block; the second has a few."""
-    logits = (rng.standard_normal((1, 1, 4200)) * 4).astype(F32)
-    assert_same(on_kernel(logits, 33, PRODUCT), spec.draft_topk(logits, 33))
+    """1,024 tokens a block, and 4,096 of large vocabularies; the last has a few."""
+    logits = (rng.standard_normal((1, 1, 8202)) * 4).astype(F32)
+    for shape in (PRODUCT, Shape(each=16)):
+        assert_same(on_kernel(logits, 33, shape), spec.draft_topk(logits, 33))
 
 
 @pytest.mark.parametrize("k", [1, 5, 64])
@@ -70,12 +76,32 @@ def test_s07_orders_that_leave_all_great_keys_to_few_threads(order, k):
     assert_same(on_kernel(logits, k), spec.draft_topk(logits, k))
 
 
-def test_a_list_of_several_parts(rng):
-    """More listed keys than the merging block holds at a time: what is left of one part goes on."""
-    shape = Shape(threads=32, listed=64)
-    logits = rng.standard_normal((1, 1, 10_000)).astype(F32)
+def test_more_keys_than_a_list_holds(rng):
+    """The last block then goes through the row: what is left of one part goes on to the next."""
+    shape = Shape(threads=32, each=16, listed=32)
+    logits = rng.standard_normal((1, 1, 3_000)).astype(F32)
     for order in (logits, np.sort(logits)):
         assert_same(on_kernel(order, 30, shape), spec.draft_topk(order, 30))
+
+
+@pytest.mark.parametrize("count, k", [(1, 1), (31, 8), (40, 64), (256, 16), (300, 64), (1000, 33)])
+def test_the_bound_is_reached_by_k_groups_and_few_more(count, k, rng):
+    @cuda.jit
+    def find(maxima: read(int64), bound: write(int64), count: int32, k: int32):
+        found = bound_of(maxima, 0, count, k)
+        if cuda.threadIdx.x == 0:
+            bound[0] = found
+
+    bound = np.zeros(1, np.int64)
+    for low in (0, 2**31):
+        maxima = rng.integers(low, 2**32 - 2**23, count)
+        Kernel(find, threads=32).launch(1, maxima, bound, count, k)
+        groups = [maxima[i::256].max() for i in range(min(count, 256))]
+        reached = sum(group >= bound[0] for group in groups)
+        assert bound[0] == 0 if len(groups) < k else k <= reached <= k + k // 8
+    maxima[:] = 3 * 2**30
+    Kernel(find, threads=32).launch(1, maxima, bound, count, k)
+    assert (bound[0] > 0) == (min(count, 256) >= k) and bound[0] <= 3 * 2**30
 
 
 @pytest.mark.parametrize("values", [[np.nan, 1, -np.inf, 1], [-0.0, 0.0, -1, 0.0], [3e38, -3e38]])
@@ -111,7 +137,7 @@ def in_shards(logits, k, shards, shape, zeros=np.zeros, put=np.asarray):
     keys[...] = 2**51  # stale
     totals = zeros((shards, rows), np.int64)
     for s, part in enumerate(parts):
-        tops[s] = draft_candidates(part, k, s * width, workspace=spaces[s], shape=shape)
+        tops[s] = draft_maxima(part, k, s * width, workspace=spaces[s], shape=shape)
     for s, part in enumerate(parts):
         out = keys[s], totals[s]
         draft_shard(part, k, tops, workspace=spaces[s], out=out, shape=shape)
@@ -156,7 +182,7 @@ def test_shapes_and_values_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"^k: 65, expected 0 \.\. 64"):
         draft_topk(wide, 65, workspace=good["workspace"], out=buffers(wide, 65))
     with pytest.raises(ValueError, match="^first_id"):
-        draft_candidates(logits, 4, 2**20, workspace=good["workspace"])
+        draft_maxima(logits, 4, 2**20, workspace=good["workspace"])
 
 
 @pytest.mark.gpu
