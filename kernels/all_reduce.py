@@ -28,11 +28,12 @@ from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.kernels.peers import Peers
 
 METHODS = ("lines", "lines_two_shot", "pull", "pull_two_shot")
+EACH = 4  # pieces of a thread that pulls, at least: fewer blocks have fewer flags to wait for
 # Bytes up to which a method is the fastest, over NVLink: 2 ranks measured, more computed from bytes
 # and trips. Ranks in between take the column of the next smaller number.
 FASTEST = {
     1: (1 << 62, 0, 0),
-    2: (500_000, 0, 1 << 62),
+    2: (600_000, 0, 1 << 62),
     3: (250_000, 500_000, 1_000_000),
     5: (60_000, 1_000_000, 0),
 }
@@ -77,8 +78,9 @@ def launches(
     for first in range(0, x.size, most or 1):
         some, there = x[first : first + most], out[first : first + most]
         units = some.size * x.itemsize // unit
-        grid = _blocks(-(-units // world) if shots == 2 else units, kernel.threads, peers.blocks)
-        fixed = peers.control, peers.abort, peers.limit, peers.rank
+        items = -(-units // (EACH if pull else world if shots == 2 else 1))
+        grid = _blocks(items, kernel.threads, peers.blocks)
+        fixed = peers.control, peers.abort, peers.limit, peers.patience, peers.rank
         mine = parts[peers.rank]
         yield kernel, grid, (some, there, *parts, mine, *fixed, units, half, int(peers.early))
 

@@ -6,7 +6,9 @@ Two are enough: a rank is in call n + 2 only after its call n + 1 has heard of e
 call n + 1, and a rank begins that only after its call n has ended.
 
 A wait ends when the host sets the abort word or after `limit` nanoseconds. The rank's error word
-then says why, and its later calls return at once.
+then says why, and its later calls return at once. The abort word lies across the bus, where the
+reads of a grid's warps queue up for a millisecond: a thread looks there only after `patience`
+polls, which take longer, or one late rank would make the next one late, and so on for ever.
 """
 
 from functools import cache
@@ -20,8 +22,6 @@ MOST_RANKS = 16
 EPOCH, TICKET, ERROR = 0, 1, 2  # words of the control block
 CONTROL_WORDS = 32
 ABORTED, LATE = 1, 2  # error word: this, and above its 8 bits the rank that was waited for
-# Empty looks at memory between two at clock and abort word, which may lie across the bus.
-LOOKS = 256
 
 
 @cuda.jit(device=True, inline="always")
@@ -103,9 +103,9 @@ def receive_lines(world: int):
         Line i of rank s lies s * apart + i lines behind word `first`. Those from `count` on are not
         waited for. All are read in each round: one trip to memory after the last has come.
         """
-        rank, epoch, control, abort, limit = call
+        rank, epoch, control, abort, limit, patience = call
         stopped, since = uint32(0), uint64(0)
-        looks, late = int32(0), int32(1)
+        polls, late = int32(0), int32(1)
         while late != 0:
             late = int32(0)
             for s in range(world):
@@ -115,8 +115,8 @@ def receive_lines(world: int):
                 old = (one != epoch) | (other != epoch)
                 if old & (s != rank) & (s * apart + i < count):
                     late = int32(s + 1)
-            looks += 1
-            if late != 0 and looks % LOOKS == 0:
+            polls += 1
+            if late != 0 and polls % patience == 0:
                 stopped, since = look(since, late, control, abort, limit)
                 if stopped != 0:
                     late = int32(0)
@@ -136,7 +136,7 @@ def meet_blocks(world: int):
         Flag s of this block lies s words behind `first`; rank s raises it to the epoch. It may
         already be one further: rank s is then in its next call.
         """
-        rank, epoch, control, abort, limit = call
+        rank, epoch, control, abort, limit, patience = call
         cuda.syncthreads()
         thread = cuda.threadIdx.x
         if thread == 0 and stopped == 0:
@@ -145,13 +145,13 @@ def meet_blocks(world: int):
                 if s != rank:
                     ptx.st_volatile(flags[s], first + rank, epoch)
         if thread < world and thread != rank and stopped == 0:
-            since, looks = uint64(0), int32(0)
+            since, polls = uint64(0), int32(0)
             after, waiting = following(epoch), True
             while waiting:
                 flag = ptx.ld_acquire_sys(mine, first + thread)
                 waiting = (flag != epoch) & (flag != after)
-                looks += 1
-                if waiting and looks % LOOKS == 0:
+                polls += 1
+                if waiting and polls % patience == 0:
                     stopped, since = look(since, thread + 1, control, abort, limit)
                     waiting = stopped == 0
         return cuda.syncthreads_or(stopped)

@@ -53,6 +53,7 @@ def make(world: int, element, shots: int) -> Kernel:
         control: update(uint32),
         abort: read(uint32),
         limit: uint64,
+        patience: int32,
         rank: int32,
         units: int32,
         half: int32,
@@ -65,7 +66,7 @@ def make(world: int, element, shots: int) -> Kernel:
         if early != 0:
             ptx.launch_next()
         epoch = next_epoch(control)
-        call = (rank, epoch, control, abort, limit)
+        call = (rank, epoch, control, abort, limit, patience)
         stopped = ptx.ld_volatile(control, ERROR)
         first = int32((epoch & 1) * half)
         start = cuda.blockIdx.x * threads + cuda.threadIdx.x

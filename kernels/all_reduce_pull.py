@@ -23,8 +23,7 @@ from ddtree_numba.kernels.all_reduce_call import (
 from ddtree_numba.kernels.arguments import read, update, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 
-THREADS = 512
-FEWER = 256  # above 8 ranks, for want of registers
+THREADS = 256
 PIECE = 16  # bytes that a thread moves at once
 MOST_BLOCKS = 256
 FLAGS = 2 * MOST_BLOCKS * MOST_RANKS  # words in front of the data: meeting, block, rank
@@ -44,14 +43,13 @@ def store(x, i, words, n):
 @cache
 def make(world: int, element, shots: int) -> Kernel:
     per = PIECE // read(element).dtype.itemsize
-    threads = THREADS if world <= 8 else FEWER
     each = max(UNDER_WAY // world, 1)  # pieces that a thread adds up, each of `world` loads
     moved = each * world  # pieces that a thread copies together
     count, apart = 4 * moved, 1 if shots == 1 else world
     meet, add_up = meet_blocks(world), ordered_sum(world, element, 4)
 
     @kernel(
-        threads=threads,
+        threads=THREADS,
         name=f"all_reduce_pull_{shots}_of_{world}_{element}",
         registers=128,
         opcodes=("LDG.E.128", "STG.E.128"),
@@ -69,6 +67,7 @@ def make(world: int, element, shots: int) -> Kernel:
         control: update(uint32),
         abort: read(uint32),
         limit: uint64,
+        patience: int32,
         rank: int32,
         pieces: int32,
         half: int32,
@@ -81,11 +80,11 @@ def make(world: int, element, shots: int) -> Kernel:
         if early != 0:
             ptx.launch_next()
         epoch = next_epoch(control)
-        call = (rank, epoch, control, abort, limit)
+        call = (rank, epoch, control, abort, limit, patience)
         stopped = ptx.ld_volatile(control, ERROR)
         base = FLAGS + int32((epoch & 1) * half)
-        start = cuda.blockIdx.x * threads + cuda.threadIdx.x
-        step = cuda.gridDim.x * threads
+        start = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        step = cuda.gridDim.x * THREADS
         last = int32(pieces - 1)
         i = int32(start)
         while i < pieces and stopped == 0:

@@ -23,6 +23,7 @@ from ddtree_numba.kernels.arguments import require
 
 LINE_WORDS, PIECE_WORDS = 4, PIECE // 4
 LIMIT = 30_000_000_000  # ns: no step takes as long, and nobody wants to wait longer
+PATIENCE = 1 << 14  # 10 to 20 ms
 BLOCKS = 128  # of a launch: all are resident, with room for the kernels around it
 
 
@@ -63,9 +64,10 @@ class Peers:
 
     regions: of every rank in rank order, uint32[room.words]. control: uint32[32] of this rank's
     device, zeroed. abort: one uint32 that the host can set while a kernel runs. limit: nanoseconds
-    that a wait may last. blocks: of a launch at most; of ranks that share a device, a share.
-    early: the kernel behind may start before all ranks are there; not where ranks share a device,
-    whose other ranks' blocks it could keep out.
+    that a wait may last. patience: polls of a wait between two looks at clock and abort word.
+    blocks: of a launch at most; of ranks that share a device, a share. early: the kernel behind may
+    start before all ranks are there; not where ranks share a device, whose other ranks' blocks it
+    could keep out.
     """
 
     rank: int
@@ -74,6 +76,7 @@ class Peers:
     control: Any
     abort: Any
     limit: int = LIMIT
+    patience: int = PATIENCE
     blocks: int = BLOCKS
     early: bool = True
 

@@ -12,7 +12,7 @@ pytest.importorskip("numba.cuda")
 # Ranks are streams, and streams that share a queue would wait for each other.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
-from ddtree_numba.kernels import simt, simt_threads
+from ddtree_numba.kernels import simt
 from ddtree_numba.kernels.all_reduce import FASTEST, METHODS, all_reduce, choose, launches
 from ddtree_numba.kernels.all_reduce_call import CONTROL_WORDS, EPOCH
 from ddtree_numba.kernels.peers import Peers, Room
@@ -137,9 +137,8 @@ def test_a_negative_zero_and_a_nan_stay(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_wait_for_a_rank_that_never_comes_ends(method, rng, monkeypatch):
-    monkeypatch.setattr(simt_threads, "PATIENCE", 10_000)  # the kernels have their own
-    peers, partials = group(3, limit=0), wide(rng, 3, 1, 48)
+def test_a_wait_for_a_rank_that_never_comes_ends(method, rng):
+    peers, partials = group(3, limit=0, patience=16), wide(rng, 3, 1, 48)
     outs = [np.empty_like(x) for x in partials]
     calls = [next(launches(partials[r], peers[r], outs[r], method)) for r in (0, 2)]
     simt.run_together([simt.Launch(k, grid, k.threads, a) for k, grid, a in calls])
@@ -151,7 +150,7 @@ def test_a_wait_for_a_rank_that_never_comes_ends(method, rng, monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_abort_ends_a_wait(method, rng):
-    peers, x = group(2), wide(rng, 1, 48)
+    peers, x = group(2, patience=16), wide(rng, 1, 48)
     peers[0].abort[0] = 1
     all_reduce(x, peers[0], out=np.empty_like(x), method=method)
     assert peers[0].failure() == "rank 0: all_reduce was aborted while it waited for rank 1"
