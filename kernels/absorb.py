@@ -80,7 +80,7 @@ def make(slices: int) -> Kernel:
             if row + s * STEP < ins and column < outs:
                 for i in range(8):
                     n = (s * 8 + i) * 4
-                    a[n], a[n + 1], a[n + 2], a[n + 3] = ptx.ldg4_stream(
+                    a[n], a[n + 1], a[n + 2], a[n + 3] = ptx.ldg4_once(
                         weight, place + (s * STEP + i) * outs
                     )
             else:

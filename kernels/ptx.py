@@ -18,6 +18,7 @@ ldg4_f = op("ld.global.v4.f32", "{ffff} = [g]")
 ldg2_stream = op("ld.global.nc.L1::no_allocate.v2.u32", "{rr} = [g]")
 ldg4_stream = op("ld.global.nc.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")
 ldg4_f_stream = op("ld.global.nc.L1::no_allocate.L2::128B.v4.f32", "{ffff} = [g]")
+ldg4_once = op("ld.global.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")  # stays in order
 stg1 = op("st.global.u32", "[g], r")
 stg2 = op("st.global.v2.u32", "[g], {rr}")
 stg4 = op("st.global.v4.u32", "[g], {rrrr}")

@@ -71,7 +71,7 @@ def _storer(code: str, shared: bool = False) -> Callable:
 # --- global memory
 
 ldg1, ldg2, ldg4, ldg4_f = _loader("I"), _loader("2I"), _loader("4I"), _loader("4f")
-ldg2_stream, ldg4_stream, ldg4_f_stream = ldg2, ldg4, ldg4_f
+ldg2_stream, ldg4_stream, ldg4_f_stream, ldg4_once = ldg2, ldg4, ldg4_f, ldg4
 stg1, stg2, stg4 = _storer("I"), _storer("2I"), _storer("4I")
 stg1_f, stg4_f, stg1_h = _storer("f"), _storer("4f"), _storer("H")
 ld_volatile, ld_volatile4 = _loader("I", poll=True), _loader("4I", poll=True)
