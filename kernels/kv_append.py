@@ -1,7 +1,8 @@
 """Key rows of the tree's nodes into the scratch area; see `spec/kv_append.py`.
 
 A thread moves up to four pieces of 16 bytes of one row, evenly spaced: the row is found once, and
-all loads are under way together. Each array may be a view whose rows lie apart.
+all loads are under way together. Each array may be a view whose rows lie apart. Rows that are not
+in L2 are called there ahead of the wait: a prefetch reads no value.
 """
 
 from functools import cache
@@ -57,14 +58,20 @@ def make(element, latent_width: int, rope_width: int) -> Kernel:
         words = cuda.local.array(count, uint32)
         left = request * latent_request + node * latent_node + column
         right = request * rope_request + node * rope_node + column - latent_width
+        if node < nodes:
+            for n in range(each):
+                if column + n * step < latent_width:
+                    ptx.prefetch_l2(latent, left + n * step)
+                else:
+                    ptx.prefetch_l2(k_rope, right + n * step)
         ptx.wait_for_previous()
-        ptx.launch_next()
         if node < nodes:
             for n in range(each):
                 if column + n * step < latent_width:
                     load16(latent, left + n * step, words, WORDS * n)
                 else:
                     load16(k_rope, right + n * step, words, WORDS * n)
+            ptx.launch_next()
             at = request * scratch_request + node * scratch_node + column
             for n in range(each):
                 store16(scratch, at + n * step, words, WORDS * n)
