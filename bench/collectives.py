@@ -15,9 +15,10 @@ import cupy
 from bench.soak import Soak
 from ddtree_numba.kernels.all_reduce import METHODS, all_reduce, choose
 from ddtree_numba.kernels.all_reduce_gathered import sum_gathered
-from ddtree_numba.kernels.peers import Room
+from ddtree_numba.kernels.driver import DeviceError
+from ddtree_numba.kernels.peers import Peers, Room
 from ddtree_numba.kernels.rms_norm import rms_norm
-from ddtree_numba.model.peer_memory import PeerMemory, self_test
+from ddtree_numba.model.peer_memory import PeerMemory, connect, self_test
 from ddtree_numba.spec.numerics import BF16
 
 ROWS = (1, 9, 17, 33, 65, 512)
@@ -36,8 +37,8 @@ class Rank:
         self.rank, self.world, self.connection, self.options = rank, world, connection, options
         cupy.cuda.Device(rank).use()
         largest = max(ROWS) * WIDTH * 2
-        room = Room.of(world, 65 * WIDTH * 2, largest, largest)
-        self.memory = PeerMemory(rank, world, room)
+        self.room = Room.of(world, 65 * WIDTH * 2, largest, largest)
+        self.memory = PeerMemory(rank, world, self.room)
         self.memory.join_processes(self.gather)
         self.peers, self.stream = self.memory.peers, self.memory.stream
         self.arrays: dict[int, Any] = {}
@@ -58,9 +59,9 @@ class Rank:
                 self.arrays[rows] = x, cupy.zeros_like(x)
         return self.arrays[rows]
 
-    def ordered(self, method: str | None) -> Any:
+    def ordered(self, method: str | None, peers: Peers | None = None) -> Any:
         def call(x: Any, out: Any) -> None:
-            all_reduce(x, self.peers, out=out, method=method, stream=self.stream)
+            all_reduce(x, peers or self.peers, out=out, method=method, stream=self.stream)
 
         return call
 
@@ -175,6 +176,16 @@ class Rank:
         self.gather(b"")
         return dict(limit=STOPPED_LIMIT / 1e9, seconds=seconds, failure=self.peers.failure())
 
+    def host_memory(self) -> dict[str, dict]:
+        """Times of lines in pinned memory of the host, as between GPUs without peer access."""
+        try:
+            memory, _ = connect(self.rank, self.world, self.room, self.gather, ["host"])
+        except DeviceError as error:
+            print(error)
+            return {}
+        named = {f"{method}, host memory": method for method in METHODS[:2]}
+        return {name: self.times(self.ordered(m, memory.peers)) for name, m in named.items()}
+
     def all(self) -> dict:
         self.barrier()
         result: dict[str, Any] = dict(self_test=self_test([self.memory]))
@@ -182,6 +193,7 @@ class Rank:
         calls = {method: self.ordered(method) for method in METHODS} | self.nccl()
         result["nccl_version"] = nccl_version()
         result["us"] = {name: self.times(call) for name, call in calls.items()}
+        result["us"] |= self.host_memory()
         result["chosen"] = {rows: choose(self.world, 2 * rows * WIDTH) for rows in ROWS}
         named = {"norms alone": None, "ordered": self.ordered(None), NCCL: calls[NCCL]}
         result["round_us"] = {name: self.rounds(call) for name, call in named.items()}

@@ -61,8 +61,9 @@ def test_agrees_with_the_specification_on_every_rank(world, method, rng):
 
 @pytest.mark.parametrize("name", ["one_rank", "two_ranks", "no_row", "eight_ranks"])
 def test_agrees_on_the_cases_of_the_specification(name, rng):
-    given = spec.inputs(spec.CASES[name], rng)["partials"]
-    outs = together(group(len(given), size=8192), given)
+    case = spec.CASES[name]
+    given = spec.inputs(case | dict(T=min(case["T"], 4)), rng)["partials"]
+    outs = together(group(len(given), size=2048), given)
     assert_all(outs, spec.all_reduce(given))
 
 
@@ -81,11 +82,11 @@ def test_the_order_is_that_of_the_ranks(method, rng):
 
 
 def test_a_row_has_the_same_bits_alone_by_every_method(rng):
-    partials = wide(rng, 4, 3, 40)
-    expected = together(group(4), partials, "lines")[0]
+    partials = wide(rng, 3, 2, 40)
+    expected = together(group(3), partials, "lines")[0]
     for method in METHODS:
-        for i in range(3):
-            outs = together(group(4), partials[:, i : i + 1].copy(), method)
+        for i in range(2):
+            outs = together(group(3), partials[:, i : i + 1].copy(), method)
             assert_all(outs, expected[i : i + 1])
 
 
@@ -95,11 +96,11 @@ def test_calls_of_all_methods_and_sizes_follow_each_other(rng):
     The count of calls passes its end on the way: 0 is what untouched memory holds.
     """
     peers = group(3, epoch=0xFFFFFFF8)
-    for number in range(16):
+    for number in range(12):
         partials = wide(rng, 3, 1 + number * 5 % 7, 40)
         outs = together(peers, partials, METHODS[number * 3 % 8 // 2], seed=number)
         assert_all(outs, spec.all_reduce(partials))
-    assert {int(each.control[EPOCH]) for each in peers} == {10}
+    assert {int(each.control[EPOCH]) for each in peers} == {6}
 
 
 def test_half_a_line_is_not_taken(rng):

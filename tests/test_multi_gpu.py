@@ -77,23 +77,20 @@ def test_one_gpu_is_too_few(monkeypatch, capsys):
 # --- processes, over CUDA IPC: a GPU each where there are several, else slices of time
 
 
-def process(number: int, world: int, connection) -> None:
+def process(number: int, world: int, connection, where: str) -> None:
     try:
         import cupy
 
         from ddtree_numba.kernels.peers import Room
-        from ddtree_numba.model.peer_memory import PeerMemory, self_test
+        from ddtree_numba.model.peer_memory import connect
 
         def gather(payload: bytes) -> list[bytes]:
             connection.send(payload)
             return connection.recv()
 
         cupy.cuda.Device(number % cupy.cuda.runtime.getDeviceCount()).use()
-        size = 243_712
-        memory = PeerMemory(number, world, Room.of(world, size, size, size), blocks=16, early=False)
-        memory.join_processes(gather)
-        gather(b"joined")
-        wrong = self_test([memory])
+        room = Room.of(world, *3 * [17 * 7168 * 2])
+        memory, wrong = connect(number, world, room, gather, [where], blocks=16, early=False)
         gather(b"done")
         memory.close()
         connection.send(dict(wrong=wrong))
@@ -102,12 +99,13 @@ def process(number: int, world: int, connection) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("where", ["device", "host"])
 @pytest.mark.parametrize("world", [2, 4])
-def test_gpu_the_self_test_passes_between_processes(world):
+def test_gpu_the_self_test_passes_between_processes(world, where):
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(world)]
     processes = [
-        context.Process(target=process, args=(number, world, theirs), daemon=True)
+        context.Process(target=process, args=(number, world, theirs, where), daemon=True)
         for number, (_, theirs) in enumerate(pipes)
     ]
     for each in processes:
