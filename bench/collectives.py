@@ -177,13 +177,13 @@ class Rank:
         return dict(limit=STOPPED_LIMIT / 1e9, seconds=seconds, failure=self.peers.failure())
 
     def host_memory(self) -> dict[str, dict]:
-        """Times of lines in pinned memory of the host, as between GPUs without peer access."""
+        """Times of all methods in pinned host memory, as between GPUs without peer access."""
         try:
             memory, _ = connect(self.rank, self.world, self.room, self.gather, ["host"])
         except DeviceError as error:
             print(error)
             return {}
-        named = {f"{method}, host memory": method for method in METHODS[:2]}
+        named = {f"{method}, host memory": method for method in METHODS}
         return {name: self.times(self.ordered(m, memory.peers)) for name, m in named.items()}
 
     def all(self) -> dict:

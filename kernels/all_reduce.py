@@ -29,21 +29,28 @@ from ddtree_numba.kernels.peers import Peers
 
 METHODS = ("lines", "lines_two_shot", "pull", "pull_two_shot")
 EACH = 4  # pieces of a thread that pulls, at least: fewer blocks have fewer flags to wait for
-# Bytes up to which a method is the fastest, over NVLink: 2 ranks measured, more computed from bytes
-# and trips. Ranks in between take the column of the next smaller number.
-FASTEST = {
-    1: (1 << 62, 0, 0),
-    2: (600_000, 0, 1 << 62),
-    3: (250_000, 500_000, 1_000_000),
-    5: (60_000, 1_000_000, 0),
+# us of a small payload by each method, and bytes a us that a rank sends: two H200 over NVLink, and
+# the same two over pinned host memory, as measured; PCIe between peers as estimated.
+LINKS = {
+    "nvlink": ((2.2, 3.3, 4.3, 7.0), 320_000),
+    "pcie": ((4.0, 6.5, 8.0, 14.0), 45_000),
+    "host": ((5.0, 9.3, 8.0, 14.0), 32_000),
 }
 
 
-def choose(world: int, size: int) -> str:
+def estimates(world: int, size: int, link: str) -> dict[str, float]:
+    """us of a call with `size` bytes, by method."""
+    others = world - 1
+    sent = (2 * others, 4 * others / world, others, 2 * others / world)
+    small, rate = LINKS[link]
+    times = (us + times * size / rate for us, times in zip(small, sent, strict=True))
+    return dict(zip(METHODS, times, strict=True))
+
+
+def choose(world: int, size: int, link: str = "nvlink") -> str:
     """The method for a payload of `size` bytes."""
-    bounds = FASTEST[max(n for n in FASTEST if n <= world)]
-    fits = (name for name, most in zip(METHODS, bounds, strict=False) if size <= most)
-    return next(fits, METHODS[-1])
+    times = estimates(world, size, link)
+    return min(times, key=times.__getitem__)
 
 
 def _blocks(items: int, threads: int, most: int) -> int:
@@ -58,7 +65,7 @@ def launches(
     """(kernel, grid, arguments) of every launch of a call: several where the room is too small."""
     world, size = peers.world, x.size * x.itemsize
     element = element_of("x", x)
-    method = method or choose(world, size)
+    method = method or choose(world, size, peers.link)
     if method not in METHODS:
         raise ValueError(f"method: {method!r}, expected one of {', '.join(METHODS)}")
     require("x", x, x.shape)

@@ -67,7 +67,7 @@ class Peers:
     that a wait may last. patience: polls of a wait between two looks at clock and abort word.
     blocks: of a launch at most; of ranks that share a device, a share. early: the kernel behind may
     start before all ranks are there; not where ranks share a device, whose other ranks' blocks it
-    could keep out.
+    could keep out. link: what the regions are reached over, nvlink, pcie or host.
     """
 
     rank: int
@@ -79,6 +79,7 @@ class Peers:
     patience: int = PATIENCE
     blocks: int = BLOCKS
     early: bool = True
+    link: str = "nvlink"
 
     def __post_init__(self) -> None:
         if not 1 <= self.world <= MOST_RANKS:

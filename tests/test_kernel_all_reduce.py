@@ -13,7 +13,7 @@ pytest.importorskip("numba.cuda")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from ddtree_numba.kernels import simt
-from ddtree_numba.kernels.all_reduce import FASTEST, METHODS, all_reduce, choose, launches
+from ddtree_numba.kernels.all_reduce import LINKS, METHODS, all_reduce, choose, launches
 from ddtree_numba.kernels.all_reduce_call import CONTROL_WORDS, EPOCH
 from ddtree_numba.kernels.peers import Peers, Room
 from ddtree_numba.spec import all_reduce as spec
@@ -179,12 +179,16 @@ def test_what_does_not_fit_is_named():
         replace(peers, regions=(peers.regions[0][:8], peers.regions[1]))
 
 
-def test_small_payloads_go_by_lines_and_large_ones_are_pulled():
-    for world in range(1, 17):
-        order = [METHODS.index(choose(world, 1 << bits)) for bits in range(4, 30)]
-        assert order == sorted(order) and order[0] == 0
-        assert order[-1] > 1 or world == 1
-    assert set(FASTEST) <= set(range(1, 17))
+@pytest.mark.parametrize("link", LINKS)
+def test_small_payloads_go_by_lines_and_large_ones_are_pulled(link):
+    for world in range(2, 17):
+        assert choose(world, 16, link) == "lines"
+        assert choose(world, 1 << 26, link).startswith("pull")
+
+
+def test_the_choice_is_what_was_measured_between_two_gpus():
+    chosen = [choose(2, rows * 7168 * 2) for rows in (1, 9, 17, 33, 65, 512)]
+    assert chosen == 4 * ["lines"] + 2 * ["pull"]
 
 
 # --- ranks as streams of one process on one GPU: all blocks of all ranks are resident together
