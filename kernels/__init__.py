@@ -21,7 +21,7 @@ How a body is written, so that it reads as Python and compiles well:
   beyond that `cuda.shared.array(0, ...)` and `shared_bytes=`. Vector access needs `alignment=16`.
 - Lanes that exchange through shared memory need `cuda.syncwarp()` between.
 - What is no Python is an instruction of `ptx.py`; a new one is a line there and its meaning in
-  `ptx_cpu.py` or `ptx_cpu_arithmetic.py`.
+  `ptx_cpu.py`, `ptx_cpu_copies.py` or `ptx_cpu_arithmetic.py`.
 
 Nothing is imported here: the numpy backend runs without Numba.
 """

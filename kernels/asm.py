@@ -15,6 +15,7 @@ text of the instruction:
 | g      | two arguments: pointer or array, index | global address of that element        |
 | s      | byte address in shared memory          | .b32 register                         |
 | n      | constant expression                    | immediate                             |
+| p      | int32, 0 or 1; the one result          | predicate                             |
 
 Integers are cast to the operand's width. Whatever addresses memory, reads a special register (%) or
 has no result is kept in order and never dropped; whatever synchronises lanes is never moved into or out of a branch.
@@ -39,8 +40,9 @@ REGISTERS = {  # letter: (type in the kernel, LLVM type, constraint)
     "g": (types.uint64, I64, "l"),
     "s": (types.uint32, I32, "r"),
     "n": (types.int32, I32, "n"),
+    "p": (types.int32, I32, "r"),
 }
-OPERANDS = re.compile(r"\b[rilhfgsn]+\b")
+OPERANDS = re.compile(r"\b[rilhfgsnp]+\b")
 LANES_MEET = (".sync", "bar.", "barrier.")
 PER_LANE = ("shfl", "vote", "match", "activemask")  # no memory, and yet not a function of operands
 SHARED_SPACE = 3  # NVVM's number
@@ -60,7 +62,11 @@ def op(mnemonic: str, operands: str = ""):
         result = types.void if not kinds else kinds[0] if len(kinds) == 1 else types.Tuple(kinds)
 
         def lower(context, builder, signature, values):
-            call = _assembly(f"{mnemonic} {_numbered(text)};", outputs, inputs, ordered)
+            body = f"{mnemonic} {_numbered(text)};"
+            if outputs == "p":
+                body = body.replace("$0", "q", 1)
+                body = f"{{ .reg .pred q; {body} selp.b32 $0, 1, 0, q; }}"
+            call = _assembly(body, outputs, inputs, ordered)
             registers = _lower_inputs(context, builder, inputs, signature.args, values)
             value = builder.call(call, registers, attrs=("convergent",) if meets else ())
             if not outputs:

@@ -22,7 +22,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from ddtree_numba.kernels import asm, ptx, ptx_cpu, ptx_cpu_arithmetic
+from ddtree_numba.kernels import asm, ptx, ptx_cpu, ptx_cpu_arithmetic, ptx_cpu_copies
 from ddtree_numba.kernels.arguments import Pointer as PointerKind
 from ddtree_numba.kernels.arguments import code_of, parameters
 from ddtree_numba.kernels.compile import MAX_SHARED
@@ -58,7 +58,8 @@ def _names(code) -> set[str]:
 
 
 def _instruction(name: str) -> Callable:
-    return getattr(ptx_cpu, name, None) or getattr(ptx_cpu_arithmetic, name)
+    meant = (ptx_cpu, ptx_cpu_arithmetic, ptx_cpu_copies)
+    return next(getattr(module, name) for module in meant if hasattr(module, name))
 
 
 PTX = {id(made): name for name, made in vars(ptx).items() if hasattr(made, "declaration")}

@@ -13,7 +13,7 @@ from numba import cuda, float32, int32, uint16, uint32, uint64
 from numba.core.errors import TypingError
 from numba.cuda.cudadrv.error import NvvmWarning
 
-from ddtree_numba.kernels import asm, ptx, ptx_cpu, ptx_cpu_arithmetic, simt
+from ddtree_numba.kernels import asm, ptx, ptx_cpu, ptx_cpu_arithmetic, ptx_cpu_copies, simt
 from ddtree_numba.kernels.arguments import bf16, read, update, write
 from ddtree_numba.kernels.compile import link
 from ddtree_numba.kernels.launch import Kernel
@@ -40,7 +40,8 @@ def letters(name):
 
 
 def meaning(name):
-    return getattr(ptx_cpu, name, None) or getattr(ptx_cpu_arithmetic, name, None)
+    modules = (ptx_cpu, ptx_cpu_arithmetic, ptx_cpu_copies)
+    return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
