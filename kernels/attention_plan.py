@@ -1,0 +1,177 @@
+"""Who does what in tree attention: once a step, for all its layers.
+
+A unit is a node with eight of its heads: the eight columns of an mma. A piece of work is
+
+    shared    one split whose positions are all committed, for up to `units` units of a request
+    tail      one split that a node's own path reaches into, for one unit
+
+`lasts` [R, N] is the last position that a node sees, -1 for padding. `items` holds eight integers a
+piece: request, first unit, number of units, first position, chunks, last position that is seen,
+split, 1 for a tail. Pieces of a request lie in one order, long splits first, tails last, and block
+b does items[ranges[b] : ranges[b + 1]]: a block is filled until the next piece would take it over a
+capacity, the least of CANDIDATES that needs no more blocks than there are. Only the schedule
+depends on that, on estimated times; the bits of a result do not.
+"""
+
+from functools import cache
+
+from numba import cuda, int32, int64
+
+from ddtree_numba.kernels import ptx
+from ddtree_numba.kernels.arguments import read, update
+from ddtree_numba.kernels.attention_splits import BEFORE1, BEFORE2, CHUNK, split_of, split_start
+from ddtree_numba.kernels.launch import Kernel, kernel
+
+THREADS = CANDIDATES = 128
+FINENESS = 64  # candidates from the mean load, or the longest piece, to its double
+ITEM = 8  # integers
+# Estimated time: of a chunk of one unit, of each further unit in it, of a piece as such.
+FIRST_UNIT, FURTHER_UNIT, PIECE = 6, 3, 10
+
+
+@cuda.jit(device=True, inline="always")
+def span_of(items, i):
+    """Request, first unit, first position, chunks, last position, 1 for a tail."""
+    r, unit, _, first = ptx.ldg4(items, i * ITEM)
+    chunks, last, _, tail = ptx.ldg4(items, i * ITEM + 4)
+    return int32(r), int32(unit), int32(first), int32(chunks), int32(last), int32(tail)
+
+
+@cuda.jit(device=True, inline="always")
+def place_of(items, i, splits, units):
+    """Where the piece's partials go: [request, split, unit] as one index; and how many units."""
+    r, unit, many, _ = ptx.ldg4(items, i * ITEM)
+    _, _, split, _ = ptx.ldg4(items, i * ITEM + 4)
+    return (int32(r) * splits + int32(split)) * units + int32(unit), int32(many)
+
+
+@cuda.jit(device=True, inline="always")
+def same_units(items, i):
+    """Whether piece i is shared by the units of the one before it."""
+    r, unit, _, _, _, _ = span_of(items, i - 1)
+    next_r, next_unit, _, _, _, tail = span_of(items, i)
+    return tail == 0 and next_r == r and next_unit == unit
+
+
+@cache
+def make(units: int, parts: int) -> Kernel:
+    """units: of a shared piece; 0: none is shared. parts: units of a node, one for 8 heads."""
+    group = max(units, 1)
+    cost = FIRST_UNIT + FURTHER_UNIT * (group - 1)
+
+    @kernel(threads=THREADS, name=f"attention_plan_{units}_{parts}", registers=128)
+    @cuda.jit
+    def plan_kernel(
+        starts: read(int32),
+        paths: read(int32),
+        sizes: read(int32),
+        requests: int32,
+        nodes: int32,
+        depths: int32,
+        blocks: int32,
+        lasts: update(int32),
+        items: update(int32),
+        ranges: update(int32),
+    ):
+        needed = cuda.shared.array(CANDIDATES, int32)
+        tid = cuda.threadIdx.x
+        i = tid
+        while i < requests * nodes:
+            r = i // nodes
+            last = -1
+            if i - r * nodes < sizes[r]:
+                last = starts[r] - 1
+                d = 0
+                while d < depths:
+                    if paths[i * depths + d] >= 0:
+                        last += 1
+                    d += 1
+            lasts[i] = last
+            i += THREADS
+        cuda.syncthreads()
+
+        total, longest, capacity = int64(0), int64(1), int64(0)
+        pass_ = 0  # 0: pieces and their time; 1: every thread tries a capacity; 2: ranges
+        while pass_ < 3:
+            at, block, load = 0, 0, int64(0)
+            r = 0
+            while r < requests:
+                size = sizes[r] * parts
+                full = split_of(starts[r])
+                groups = (size + group - 1) // group
+                each = (size + max(groups, 1) - 1) // max(groups, 1)
+                # runs of pieces of one length: three of shared ones, then what each unit has left
+                run = 0
+                while run < 3 + size:
+                    tail = 1 if run >= 3 else 0
+                    unit = run - 3
+                    split = BEFORE2 if run == 0 else BEFORE1 if run == 1 else 0
+                    behind = full if run == 0 else min(full, BEFORE2 if run == 1 else BEFORE1)
+                    last = starts[r] - 1
+                    if tail:
+                        last = lasts[r * nodes + unit // parts]
+                        split, behind = full, split_of(last) + 1
+                    many = max(behind - split, 0)
+                    count = many if tail else groups * many
+                    first = split_start(split)
+                    end = split_start(split + 1)
+                    if tail:
+                        end = min(end, last + 1)
+                    chunks = (end - first + CHUNK - 1) // CHUNK
+                    time = int64(PIECE + chunks * (FIRST_UNIT if tail else cost))
+                    if pass_ == 0:
+                        total += count * time
+                        if count > 0:
+                            longest = max(longest, time)
+                        j = tid
+                        while j < count:
+                            which = j // many
+                            own = split + j - which * many
+                            begin = split_start(own)
+                            stop = min(split_start(own + 1), last + 1)
+                            e = (at + j) * ITEM
+                            items[e] = r
+                            items[e + 1] = unit if tail else which * each
+                            items[e + 2] = 1 if tail else min(each, size - which * each)
+                            items[e + 3] = begin
+                            items[e + 4] = (stop - begin + CHUNK - 1) // CHUNK
+                            items[e + 5] = last
+                            items[e + 6] = own
+                            items[e + 7] = 1 if units == 0 else tail
+                            j += THREADS
+                    elif count > 0:
+                        fit = min((capacity - load) // time, int64(count))
+                        load += fit * time
+                        rest = count - fit
+                        if rest > 0:
+                            a_block = capacity // time
+                            more = (rest + a_block - 1) // a_block
+                            if pass_ == 2 and tid == 0:
+                                n = 0
+                                while n < more:
+                                    ranges[block + 1 + n] = at + fit + n * a_block
+                                    n += 1
+                            block += more
+                            load = (rest - (more - 1) * a_block) * time
+                    at += count
+                    run += 1
+                r += 1
+            if pass_ == 0:
+                least = max((total + blocks - 1) // blocks, longest)
+                capacity = least + least * tid // FINENESS
+            elif pass_ == 1:
+                needed[tid] = block + 1
+                cuda.syncthreads()
+                best = 0
+                while needed[best] > blocks:
+                    best += 1
+                least = max((total + blocks - 1) // blocks, longest)
+                capacity = least + least * best // FINENESS
+            elif tid == 0:
+                ranges[0] = 0
+                while block < blocks:
+                    ranges[block + 1] = at
+                    block += 1
+            pass_ += 1
+
+    return plan_kernel

@@ -1,0 +1,197 @@
+"""Attention of a tree over a paged prefix and its nodes' own paths; see `spec/tree_attention.py`.
+
+Three launches. `plan_attention`, once a step: who does what (`attention_plan.py`). Then, in every
+layer, the partials of all splits, by blocks that stay (`attention_chunks.py`), and their sum
+(`attention_merge.py`). A split that is committed in full is shared by up to UNITS units; the splits
+that a node's own path reaches run with that node alone, each key from its page or from scratch.
+
+Chunks are 32 keys, splits grow with their position (`attention_splits.py`); the specification's are
+64, and others. bfloat16 only. No result depends on the number of blocks, of units a block, or on
+what else is in the batch.
+"""
+
+from dataclasses import dataclass
+from math import e, log2
+from typing import Any
+
+import numpy as np
+
+from ddtree_numba.kernels import attention_merge, attention_partials, attention_plan
+from ddtree_numba.kernels.arguments import require
+from ddtree_numba.kernels.attention_plan import ITEM
+from ddtree_numba.kernels.attention_splits import PAGE, SHIFTS, split_of
+from ddtree_numba.kernels.launch import Kernel
+from ddtree_numba.spec.numerics import BF16
+
+UNITS = (1, 4, 6)  # of a piece: what registers of 384 threads hold, and what small trees need
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Arrays of one step's plan and of a layer's partials; see `workspace`."""
+
+    lasts: Any
+    items: Any
+    ranges: Any
+    tops: Any
+    partial: Any
+
+
+def workspace(requests, nodes, depths, heads, latent, positions, blocks) -> dict[str, tuple]:
+    """(shape, dtype) of a workspace's arrays.
+
+    positions: committed ones that a request can have at most. blocks: multiprocessors, any number.
+    """
+    parts = -(-heads // 8)
+    splits, tails = split_counts(nodes * parts, depths, positions)
+    units, _ = sharing(nodes * parts)
+    groups = -(-nodes * parts // units) if units else 0
+    items = requests * (nodes * parts * tails + groups * splits)
+    partials = requests, splits, nodes * parts
+    return dict(
+        lasts=((requests, nodes), np.int32),
+        items=((items, ITEM), np.int32),
+        ranges=((blocks + 1,), np.int32),
+        tops=((*partials, 8, 2), np.float32),
+        partial=((*partials, latent, 8), np.float32),
+    )
+
+
+def sharing(units: int) -> tuple[int, int]:
+    """(units of a shared piece, 0 for none; units that the kernel is compiled for)."""
+    if units == 1:
+        return 0, 1
+    groups = -(-units // UNITS[-1])
+    each = -(-units // groups)
+    return each, next(n for n in UNITS if n >= each)
+
+
+def split_counts(units: int, depths: int, positions: int) -> tuple[int, int]:
+    """Splits of a request at most, and those that a tail can reach into."""
+    splits = split_of.py_func(positions + depths - 1) + 1
+    return splits, splits if units == 1 else min(splits, 2 + (depths - 1 >> SHIFTS[0]))
+
+
+def plan_attention(starts, paths, sizes, *, heads: int, positions: int, workspace, stream=None):
+    """Who does what, for every layer of a step, into the workspace; returns it."""
+    requests, nodes, depths = paths.shape
+    _require_batch(starts, paths, sizes)
+    parts = -(-heads // 8)
+    blocks = len(workspace.ranges) - 1
+    _require_workspace(workspace, requests, nodes, depths, heads, None, positions, blocks)
+    each, _ = sharing(nodes * parts)
+    attention_plan.make(each, parts).launch(
+        1,
+        starts,
+        paths,
+        sizes,
+        requests,
+        nodes,
+        depths,
+        blocks,
+        workspace.lasts,
+        workspace.items,
+        workspace.ranges,
+        stream=stream,
+    )
+    return workspace
+
+
+def tree_attention(
+    q,
+    pages,
+    scratch,
+    page_table,
+    starts,
+    paths,
+    sizes,
+    scale: float,
+    latent: int,
+    *,
+    workspace,
+    out,
+    stream=None,
+):
+    """Every real node over the positions that it sees, into out; zeros for padding; returns out.
+
+    workspace: with the plan that `plan_attention` made of starts, paths and sizes.
+    """
+    requests, nodes, heads, width = q.shape
+    _, table_width = page_table.shape
+    _require_batch(starts, paths, sizes)
+    depths = paths.shape[2]
+    require("q", q, (requests, nodes, heads, width), BF16)
+    require("pages", pages, (len(pages), PAGE, width), BF16)
+    require("scratch", scratch, (requests, nodes, width), BF16)
+    require("page_table", page_table, (requests, table_width), "int32")
+    require("paths", paths, (requests, nodes, depths), "int32")
+    require("out", out, (requests, nodes, heads, latent), BF16)
+    if width % 16 or latent % 16 or not 0 < latent <= width <= latent + 128:
+        raise ValueError(f"latent {latent}, width {width}: expected multiples of 16, 128 apart")
+    parts = -(-heads // 8)
+    positions = table_width * PAGE
+    splits, _ = split_counts(nodes * parts, depths, positions)
+    blocks = len(workspace.ranges) - 1
+    _require_workspace(workspace, requests, nodes, depths, heads, latent, positions, blocks)
+    if requests * nodes * heads == 0:
+        return out
+    _, units = sharing(nodes * parts)
+    attention_partials.make(width, latent, units).launch(
+        blocks,
+        q,
+        pages,
+        scratch,
+        page_table,
+        starts,
+        paths,
+        workspace.items,
+        workspace.ranges,
+        workspace.tops,
+        workspace.partial,
+        scale * log2(e),
+        nodes,
+        heads,
+        parts,
+        depths,
+        table_width,
+        splits,
+        stream=stream,
+    )
+    attention_merge.make(latent).launch(
+        (latent // 16, nodes * parts, requests),
+        workspace.tops,
+        workspace.partial,
+        workspace.lasts,
+        out,
+        nodes,
+        heads,
+        parts,
+        splits,
+        stream=stream,
+    )
+    return out
+
+
+def _require_batch(starts, paths, sizes) -> None:
+    requests, nodes, depths = paths.shape
+    require("starts", starts, (requests,), "int32")
+    require("paths", paths, (requests, nodes, depths), "int32")
+    require("sizes", sizes, (requests,), "int32")
+
+
+def _require_workspace(space, requests, nodes, depths, heads, latent, positions, blocks):
+    expected = workspace(requests, nodes, depths, heads, latent or 0, positions, blocks)
+    for name, (shape, dtype) in expected.items():
+        if latent or name not in ("tops", "partial"):
+            require(f"workspace.{name}", getattr(space, name), shape, dtype)
+
+
+def instances() -> list[Kernel]:
+    """K2.6 and the embedded model, trees of one unit and of more."""
+    made = [
+        attention_partials.make(*shape, units)
+        for shape in ((576, 512), (80, 64))
+        for units in UNITS
+    ]
+    made += [attention_merge.make(latent) for latent in (512, 64)]
+    return made + [attention_plan.make(each, 1) for each in (0, 5, 6)]
