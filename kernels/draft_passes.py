@@ -1,4 +1,4 @@
-"""The passes of `draft_topk.py` over rows of draft logits: maxima, finish, merge of shards."""
+"""The first pass of `draft_topk.py` over rows of draft logits, and the merge of shards."""
 
 from functools import cache
 
@@ -13,23 +13,19 @@ from ddtree_numba.kernels.numerics import (
     NAN,
     float_of,
     id_of,
-    key_of,
     log32,
-    mass,
     ordered,
 )
 from ddtree_numba.kernels.selection import usable
-from ddtree_numba.kernels.thinning import bound_of, thinner
-from ddtree_numba.kernels.vocabulary import MOST_WARPS, arrive, column_of, loader
+from ddtree_numba.kernels.vocabulary import MOST_WARPS, loader
 
 THREADS = 256
 MOST = 64  # k
-LISTED = 256  # keys of a row's list: 71 are expected for k = 64
 MOST_MERGED = 1024  # keys of all shards of a row
 
 # The state of a row: int64 words, all zero between calls
 STATE = 4
-TOTAL, COUNT, ARRIVED, FIRST = range(STATE)
+TOTAL, OVERFLOW, ARRIVED, FIRST = range(STATE)
 
 
 def each_of(vocabulary: int) -> int:
@@ -90,160 +86,17 @@ def make_maxima(element, aligned: bool, each: int, threads: int = THREADS) -> Ke
 
 
 @cuda.jit(device=True, inline="always")
-def log_prob(key, top, total):
+def log_sum_of(total):
+    return log32(float32(max(total, 1)) * MASS_WEIGHT)
+
+
+@cuda.jit(device=True, inline="always")
+def log_prob(key, top, log_sum):
     """Log-probability of a key's logit; NaN where the row has no distribution."""
     result, greatest = NAN, float_of(top >> ID_BITS)
     if usable(top) and key >> ID_BITS > 0:
-        result = (float_of(key >> ID_BITS) - greatest) - log32(float32(total) * MASS_WEIGHT)
+        result = (float_of(key >> ID_BITS) - greatest) - log_sum
     return result
-
-
-@cache
-def make_finish(
-    element,
-    aligned: bool,
-    each: int,
-    sharded: bool,
-    threads: int = THREADS,
-    listed: int = LISTED,
-) -> Kernel:
-    load = loader(element, aligned, each)
-    carried = -(-listed // threads)  # keys of a thread in the list
-    count = each + carried
-    warps = threads // 32
-    thin = thinner(count, listed)
-    suffix = ("_shard" if sharded else "") + ("" if aligned else "_odd")
-
-    @cuda.jit(device=True, inline="always")
-    def key_at(value, column, first_id):
-        order = int64(0)
-        if value == value:
-            order = ordered(value)
-        return key_of(order, first_id + column)
-
-    @kernel(
-        threads=threads,
-        name=f"draft_finish_{element}_{each}{suffix}",
-        min_blocks=3,
-        registers=80,
-        opcodes=("REDUX",),
-        pdl=True,
-    )
-    @cuda.jit
-    def draft_finish_kernel(
-        logits: read(element),
-        width: int32,
-        k: int32,
-        tops: read(int64),
-        shards: int32,
-        own_tops: update(int64),
-        state: update(int64),
-        maxima: read(int64),
-        lists: update(int64),
-        keys_out: write(int64),
-        totals: write(int64),
-        token_ids: write(int32),
-        log_probs: write(float32),
-    ):
-        row, block, thread = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-        base, groups = row * STATE, cuda.gridDim.x * warps
-        values = cuda.local.array(each, float32)
-        bounds = cuda.shared.array(1, int64)
-        kept = cuda.shared.array(listed, int64)
-        for i in range(each):
-            values[i] = NAN
-        ptx.launch_next()
-        ptx.wait_for_previous()
-        load(logits, row, block, width, values)
-        first_id = int32(state[base + FIRST])
-        top = tops[row]
-        if sharded:
-            i = 1
-            while i < shards:
-                top = max(top, tops[i * cuda.gridDim.y + row])
-                i += 1
-        if thread < 32:
-            bound = bound_of(maxima, row * groups, groups, k)
-            if thread == 0:
-                bounds[0] = bound
-        if usable(top):
-            greatest, total = float_of(top >> ID_BITS), int64(0)
-            for i in range(each):
-                total += mass(values[i] - greatest)  # of NaN: 0
-            step = 16
-            while step > 0:
-                total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
-                step >>= 1
-            if thread & 31 == 0:
-                ptx.red_add_u64(state, base + TOTAL, total)
-        cuda.syncthreads()
-        bound, least, hits = bounds[0], float_of(bounds[0]), int32(0)
-        for i in range(each):
-            if values[i] >= least or (bound == 0 and column_of(block, i, each) < width):
-                hits = int32(hits + 1)
-        if hits > 0:
-            place = int64(ptx.atom_add_u64(state, base + COUNT, hits))
-            for i in range(each):
-                column = column_of(block, i, each)
-                if values[i] >= least or (bound == 0 and column < width):
-                    if place < listed:
-                        lists[row * listed + place] = key_at(values[i], column, first_id)
-                    place += 1
-        if arrive(state, base + ARRIVED):
-            keys = cuda.local.array(count, int64)
-            for n in range(carried):
-                keys[n] = lists[row * listed + n * threads + thread]
-            found, total = state[base + COUNT], state[base + TOTAL]
-            if found <= listed:
-                for n in range(carried):
-                    kept[n * threads + thread] = keys[n]
-            else:  # great logits side by side, or equal: part by part through the whole row
-                found, part = int64(0), 0
-                while part < cuda.gridDim.x:
-                    for i in range(each):
-                        values[i] = NAN
-                    load(logits, row, part, width, values)
-                    for i in range(each):
-                        column = column_of(part, i, each)
-                        keys[i] = int64(0)
-                        if column < width:
-                            keys[i] = key_at(values[i], column, first_id)
-                    for n in range(carried):
-                        i = n * threads + thread
-                        keys[each + n] = int64(0)
-                        if i < found:
-                            keys[each + n] = kept[i]
-                    cuda.syncthreads()  # before kept is written again
-                    found = int64(thin(keys, k, kept))
-                    part += 1
-            cuda.syncthreads()
-            for n in range(carried):
-                i = n * threads + thread
-                if i < found:
-                    key, rank, other = kept[i], 0, 0
-                    while other < found:
-                        rank += kept[other] > key
-                        other += 1
-                    if rank < k:
-                        if sharded:
-                            keys_out[row * k + rank] = key
-                        else:
-                            token_ids[row * k + rank] = int32(id_of(key))
-                            log_probs[row * k + rank] = log_prob(key, top, total)
-            if sharded:
-                i = found + thread
-                while i < k:  # a shard of fewer tokens
-                    keys_out[row * k + i] = 0
-                    i += threads
-            if thread == 0:
-                if sharded:
-                    totals[row] = total
-                state[base + TOTAL] = 0
-                state[base + COUNT] = 0
-                state[base + FIRST] = 0
-                own_tops[row] = 0
-
-    return draft_finish_kernel
 
 
 @cache
@@ -273,6 +126,7 @@ def make_merge(threads: int = THREADS) -> Kernel:
             total += totals[i * rows + row]
             i += 1
         cuda.syncthreads()
+        log_sum = log_sum_of(total)
         i = thread
         while i < shards * k:
             key, rank, other = shared[i], 0, 0
@@ -281,7 +135,7 @@ def make_merge(threads: int = THREADS) -> Kernel:
                 other += 1
             if rank < k and key > 0:
                 token_ids[row * k + rank] = int32(id_of(key))
-                log_probs[row * k + rank] = log_prob(key, top, total)
+                log_probs[row * k + rank] = log_prob(key, top, log_sum)
             i += threads
 
     return draft_merge_kernel

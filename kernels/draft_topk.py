@@ -4,7 +4,7 @@ First launch: the greatest logit of every warp's tokens. At least k tokens reach
 of these maxima, and few more. Second launch: every block finds that bound, lists those of its
 tokens that reach it, and adds up masses, which need the row's maximum. The last block of a row
 orders its list and writes ids and log-probabilities. Where great logits stand side by side or are
-equal, the list overflows; the last block then goes through the whole row, in about 100 us.
+equal, a list overflows; the last block then goes through the whole row, in about 100 us.
 
 A vocabulary in shards: a mass is a rounded integer relative to the maximum of the whole row and
 cannot be rescaled, so the shards exchange their maxima first (`draft_maxima`); then each adds up
@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from numba import float32
 
 from ddtree_numba.kernels.arguments import bf16, element_of, require
+from ddtree_numba.kernels.draft_finish import KEPT, SLOTS, make_finish
 from ddtree_numba.kernels.draft_passes import (
-    LISTED,
     MOST,
     MOST_MERGED,
     STATE,
     THREADS,
     each_of,
-    make_finish,
     make_maxima,
     make_merge,
 )
@@ -36,12 +35,13 @@ from ddtree_numba.kernels.vocabulary import QUAD, blocks_of
 
 @dataclass(frozen=True)
 class Shape:
-    """Threads of a block, tokens of a thread (None: by the vocabulary), keys of a row's list, a
-    multiple of the threads; results are the same for all."""
+    """Threads of a block, tokens of a thread (None: by the vocabulary), keys that a block may list,
+    keys that the last block holds: at least k, a multiple of 4. Results are the same for all."""
 
     threads: int = THREADS
     each: int | None = None
-    listed: int = LISTED
+    slots: int = SLOTS
+    kept: int = KEPT
 
     def of(self, vocabulary: int) -> tuple[int, int]:
         """Tokens of a thread, blocks of a row."""
@@ -51,6 +51,9 @@ class Shape:
     def maxima(self, vocabulary: int) -> int:
         return self.of(vocabulary)[1] * self.threads // 32
 
+    def listed(self, vocabulary: int) -> int:
+        return self.of(vocabulary)[1] * self.slots
+
 
 PRODUCT = Shape()
 
@@ -58,7 +61,7 @@ PRODUCT = Shape()
 def workspace_words(rows: int, vocabulary: int, k: int, shape: Shape = PRODUCT) -> int:
     """int64 words for rows of so many tokens; zeros before the first call, and left as zeros
     where that matters."""
-    return rows * (1 + STATE + shape.maxima(vocabulary) + shape.listed)
+    return rows * (1 + STATE + shape.maxima(vocabulary) + shape.listed(vocabulary))
 
 
 def _parts(workspace, rows: int, vocabulary: int, k: int, shape: Shape) -> list:
@@ -106,7 +109,8 @@ def _finish(logits, k, tops, results, sharded, workspace, shape, stream) -> None
         each,
         sharded,
         shape.threads,
-        shape.listed,
+        shape.slots,
+        shape.kept,
     )
     body.launch(
         (blocks, rows),

@@ -24,7 +24,7 @@ from ddtree_numba.spec.numerics import BF16, F32
 from tests.gpu_arrays import to_gpu, to_host
 
 CPU = [name for name in spec.CASES if not name.startswith("k26")]
-SMALL = Shape(threads=64, listed=64)  # less for the executor to do, and more blocks
+SMALL = Shape(threads=64, kept=64)  # less for the executor to do, and more blocks
 
 
 def buffers(logits, k, empty=np.empty):
@@ -78,7 +78,7 @@ def test_s07_orders_that_leave_all_great_keys_to_few_threads(order, k):
 
 def test_more_keys_than_a_list_holds(rng):
     """The last block then goes through the row: what is left of one part goes on to the next."""
-    shape = Shape(threads=32, each=16, listed=32)
+    shape = Shape(threads=32, each=16, kept=32)
     logits = rng.standard_normal((1, 1, 3_000)).astype(F32)
     for order in (logits, np.sort(logits)):
         assert_same(on_kernel(order, 30, shape), spec.draft_topk(order, 30))
