@@ -40,11 +40,12 @@ def part(given, requests):
 
 
 def assert_alone(given, out, gpu=False):
-    """Every request alone, and all of them in another order, give the same bits."""
+    """Every request alone, and all of them in another order, have the same bits."""
     for r in range(len(out)):
         assert run(part(given, slice(r, r + 1)), gpu)[0].tobytes() == out[r].tobytes(), r
-    order = np.arange(len(out))[::-1]
-    assert run(part(given, order), gpu)[order].tobytes() == out.tobytes()
+    if gpu:
+        order = np.arange(len(out))[::-1]
+        assert run(part(given, order), gpu)[order].tobytes() == out.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def assert_alone(given, out, gpu=False):
         dict(lengths=[65], B=16, hq=2, hkv=1, d=32),
         dict(lengths=[67], B=5, hq=3, hkv=1, d=32),
         dict(lengths=[65], B=8, hq=3, hkv=1, d=64),
-        dict(lengths=[66], B=8, hq=8, hkv=1, d=128),
+        pytest.param(dict(lengths=[66], B=8, hq=8, hkv=1, d=128), marks=pytest.mark.slow),
     ],
     ids=lambda c: f"B{c['B']}-{c['hq']}-{c['hkv']}-d{c['d']}",
 )
@@ -63,17 +64,15 @@ def test_agrees_with_the_specification(case, rng):
     check(spec.inputs(case, rng))
 
 
-@pytest.mark.parametrize("length", [1, 56, 57, 63, 64, 128])
+@pytest.mark.parametrize("length", [1, 57, 63, 64])
 def test_s29_page_borders(length, rng):
     """Unowned pages and the free rows of the last one are NaN: one row too many would show."""
     check(spec.inputs(SMALL | dict(lengths=[length]), rng))
 
 
-@pytest.mark.parametrize(
-    "causal, window", [(True, None), (False, 1), (True, 7), (False, 8), (False, 64), (True, 130)]
-)
+@pytest.mark.parametrize("causal, window", [(True, None), (False, 1), (False, 8), (True, 75)])
 def test_windows_of_every_kind(causal, window, rng):
-    case = SMALL | dict(lengths=[150, 5], causal=causal, window=window)
+    case = SMALL | dict(lengths=[80], causal=causal, window=window)
     check(spec.inputs(case, rng))
 
 
@@ -86,15 +85,19 @@ def test_positions_left_behind_by_the_window_are_not_read(rng):
     assert run(given).tobytes() == out.tobytes()
 
 
-@pytest.mark.parametrize("splits", [2, 3])
-def test_a_split_of_more_pages_than_the_ring_has(splits, monkeypatch, rng):
-    monkeypatch.setattr(module, "SPLITS", splits)
+def test_a_split_of_more_pages_than_the_ring_has(monkeypatch, rng):
+    monkeypatch.setattr(module, "SPLITS", 2)
     check(spec.inputs(SMALL | dict(lengths=[330]), rng))
 
 
-def test_a_request_has_the_same_bits_alone(rng):
+def test_m01_a_request_depends_on_no_other_not_even_on_nan(rng):
     given = spec.inputs(SMALL | dict(lengths=[66, 0]), rng)
-    assert_alone(given, run(given))
+    out = run(given)
+    assert_alone(given, out)
+    given["q"][0], given["v"][0] = np.nan, np.nan
+    spoilt = run(given)
+    assert np.isnan(spoilt[0].astype(F32)).all()
+    assert spoilt[1].tobytes() == out[1].tobytes()
 
 
 def test_a_wider_page_table_changes_no_bits(rng):
@@ -120,16 +123,6 @@ def test_parts_of_a_joint_projection_need_no_copy(rng):
     views = np.split(joint, [64, 96], -1)
     views = {n: x.reshape(given[n].shape, copy=False) for n, x in zip("qkv", views, strict=True)}
     assert run(given | views).tobytes() == run(given).tobytes()
-
-
-def test_m01_a_request_of_nan_stays_by_itself(rng):
-    given = spec.inputs(SMALL | dict(lengths=[5, 3]), rng)
-    good = run(given)
-    given["q"][0] = np.nan
-    given["v"][0] = np.nan
-    out = run(given)
-    assert np.isnan(out[0].astype(F32)).all()
-    assert out[1].tobytes() == good[1].tobytes()
 
 
 def test_scores_that_grow_with_the_position(rng):
