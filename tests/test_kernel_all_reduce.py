@@ -1,16 +1,14 @@
-"""The all-reduce kernels: ranks as launches that run together on the CPU executor, and as streams
-of one process on one GPU."""
+"""The all-reduce kernels on the CPU executor, ranks as launches that run together.
 
-import os
-import time
+On a GPU: `test_kernel_all_reduce_streams.py`; between processes: `test_multi_gpu.py`.
+"""
+
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba.cuda")
-# Ranks are streams, and streams that share a queue would wait for each other.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from ddtree_numba.kernels import simt
 from ddtree_numba.kernels.all_reduce import LINKS, METHODS, all_reduce, choose, launches
@@ -189,113 +187,3 @@ def test_small_payloads_go_by_lines_and_large_ones_are_pulled(link):
 def test_the_choice_is_what_was_measured_between_two_gpus():
     chosen = [choose(2, rows * 7168 * 2) for rows in (1, 9, 17, 33, 65, 512)]
     assert chosen == 4 * ["lines"] + 2 * ["pull"]
-
-
-# --- ranks as streams of one process on one GPU: all blocks of all ranks are resident together
-
-
-@pytest.fixture
-def streams():
-    """streams(world): memories that are joined; closed afterwards."""
-    from ddtree_numba.model.peer_memory import PeerMemory
-
-    made = []
-
-    def make(world, rows=17, **options):
-        size = rows * 7168 * 2
-        options = dict(blocks=64 // world, early=False) | options
-        room = Room.of(world, size, size, size)
-        memories = [PeerMemory(rank, world, room, **options) for rank in range(world)]
-        made.extend(memories)
-        for memory in memories:
-            memory.join_streams(memories)
-        return memories
-
-    yield make
-    for memory in made:
-        memory.stream.synchronize()
-    for memory in made:
-        memory.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8, 16])
-def test_gpu_the_self_test_passes(world, streams):
-    from ddtree_numba.model.peer_memory import self_test
-
-    assert self_test(streams(world)) == []
-
-
-@pytest.mark.gpu
-def test_gpu_the_self_test_sees_another_order(streams, monkeypatch):
-    from ddtree_numba.model.peer_memory import self_test
-
-    ordered = spec.all_reduce
-    monkeypatch.setattr(spec, "all_reduce", lambda partials: ordered(partials[::-1]))
-    wrong = self_test(streams(8), sizes=[243_712])
-    assert len(wrong) == 4 * 8 and "values differ from the sum in rank order" in wrong[0]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_gpu_100_000_calls_with_random_delays(world, streams, record_property):
-    from bench.soak import Soak
-
-    soaks = [Soak(memory, rows=(1, 9, 17), blocks=8) for memory in streams(world)]
-    for soak in soaks:
-        soak.run()
-    for soak in soaks:
-        soak.memory.stream.synchronize()
-        soak.capture()
-    begun, replays = time.perf_counter(), -(-100_000 // len(soaks[0].steps))
-    for number in range(replays):
-        for soak in soaks:
-            soak.replay()
-        if number % 50 == 0:
-            soaks[0].memory.stream.synchronize()
-    results = [soak.result() for soak in soaks]
-    seconds = time.perf_counter() - begun
-    record_property("summary", f"all_reduce, {world} ranks, {seconds:.1f} s: {results[0]}")
-    for result in results:
-        assert result["calls"] >= 100_000 and result["failure"] is None
-        assert result["wrong"] == 0
-        assert result["different_in_reverse"] > 0 or world == 2  # a + b = b + a
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("method", METHODS)
-def test_gpu_a_stopped_peer_ends_the_graph_within_the_limit(method, streams, rng):
-    import cupy
-
-    memory, _ = streams(2, limit=100_000_000)
-    with memory.stream:
-        x = cupy.asarray(wide(rng, 17, 7168))
-        memory.stream.synchronize()
-        memory.stream.begin_capture()
-        for _ in range(100):
-            all_reduce(x, memory.peers, out=x, method=method, stream=memory.stream)
-        graph = memory.stream.end_capture()
-    begun = time.perf_counter()
-    graph.launch(memory.stream)
-    memory.stream.synchronize()
-    assert 0.09 < time.perf_counter() - begun < 0.5
-    assert memory.peers.failure() == "rank 0: rank 1 came to no all_reduce within 0.1 s"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("method", METHODS)
-def test_gpu_an_abort_ends_the_graph_at_once(method, streams, rng):
-    import cupy
-
-    memory, _ = streams(2)
-    with memory.stream:
-        x = cupy.asarray(wide(rng, 17, 7168))
-        for _ in range(10):
-            all_reduce(x, memory.peers, out=x, method=method, stream=memory.stream)
-    time.sleep(0.05)
-    assert not memory.stream.done
-    begun = time.perf_counter()
-    memory.abort()
-    memory.stream.synchronize()
-    assert time.perf_counter() - begun < 0.1
-    assert memory.peers.failure() == "rank 0: all_reduce was aborted while it waited for rank 1"
