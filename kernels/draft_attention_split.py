@@ -22,6 +22,7 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 STAGES = 3  # pages of all rings: 96 KB for heads of 128 columns, of 99 that sm_120 has
 WARPS = 8  # of a block
 SPLITS = 132  # of a request, at most: one for each multiprocessor of an H200
+SHORT = 32  # pages of a context whose splits are single pages; else at least two
 
 
 @cuda.jit(device=True, inline="always")
@@ -32,7 +33,7 @@ def split_pages(length, window, splits):
     """
     first = max(length - window + 1, 0) // PAGE
     whole = length // PAGE - first
-    each = max((whole + splits - 2) // (splits - 1), 1)
+    each = max((whole + splits - 2) // (splits - 1), 2 if whole > SHORT else 1)
     return first, (whole + each - 1) // each, each
 
 

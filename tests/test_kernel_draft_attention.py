@@ -85,6 +85,10 @@ def test_positions_left_behind_by_the_window_are_not_read(rng):
     assert run(given).tobytes() == out.tobytes()
 
 
+def test_a_long_context_has_splits_of_two_pages(rng):
+    check(spec.inputs(SMALL | dict(lengths=[64 * 33 + 1]), rng))
+
+
 def test_a_split_of_more_pages_than_the_ring_has(monkeypatch, rng):
     monkeypatch.setattr(module, "SPLITS", 2)
     check(spec.inputs(SMALL | dict(lengths=[330]), rng))
