@@ -109,6 +109,8 @@ def _check(q, k, v, pages, page_table, lengths, window, out) -> None:
         raise ValueError(f"q: {heads} heads, expected a multiple of {kv_heads}")
     if width not in WIDTHS:
         raise ValueError(f"q: heads of {width}, expected {', '.join(map(str, WIDTHS))}")
+    if block > PAGE:  # the block's rows lie in two pages at most
+        raise ValueError(f"q: a block of {block} rows, expected at most {PAGE}")
     if block * heads // kv_heads > MOST_ROWS:
         rows = f"{block} rows of {heads // kv_heads} heads"
         raise ValueError(f"q: {rows} to a key head, expected at most {MOST_ROWS} in all")

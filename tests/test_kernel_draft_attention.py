@@ -149,6 +149,7 @@ def test_what_does_not_fit_is_named(rng):
     good = spec.inputs(SMALL | dict(lengths=[3]), rng)
     thin = {name: good[name][..., :16].copy() for name in ("q", "k", "v", "pages")}
     many = dict(q=np.zeros((1, 8, 17, 32), BF16))
+    long = dict.fromkeys("qkv", np.zeros((1, 65, 1, 32), BF16))
     for change, message in (
         (dict(v=good["v"][:, :7]), r"v: shape \(1, 7, 1, 32\), expected \(1, 8, 1, 32\)"),
         (dict(pages=good["pages"][:, :32]), r"pages: shape \(3, 32, 2, 1, 32\), expected"),
@@ -157,6 +158,7 @@ def test_what_does_not_fit_is_named(rng):
         (dict(lengths=good["lengths"].astype(np.int64)), "lengths: dtype int64, expected int32"),
         (dict(window=0), "window: 0 positions show nothing"),
         (thin, "q: heads of 16, expected 32, 64, 128"),
+        (long, "q: a block of 65 rows, expected at most 64"),
         (many, "q: 8 rows of 17 heads to a key head, expected at most 128 in all"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
