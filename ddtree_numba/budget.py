@@ -1,6 +1,5 @@
 """How many nodes to verify: a node is added only while it raises the expected tokens a second."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,17 +32,13 @@ class StepTimes:
         return self.draft + self.verify_seconds(np.arange(1, most + 1))
 
     @classmethod
-    def measure(cls, draft: Callable[[], object], verify: Callable[[int], object]) -> "StepTimes":
-        """Time the two steps; the best of three calls each, made monotone in the width."""
-
-        def seconds(call: Callable[[], object]) -> float:
-            spans = []
-            for _ in range(3):
-                begin = time.perf_counter()
-                call()
-                spans.append(time.perf_counter() - begin)
-            return min(spans)
-
+    def measure(
+        cls,
+        draft: Callable[[], object],
+        verify: Callable[[int], object],
+        seconds: Callable[[Callable[[], object]], float],
+    ) -> "StepTimes":
+        """Time the two steps by `seconds(call)`; verifying is made monotone in the width."""
         times = np.maximum.accumulate([seconds(partial(verify, rows)) for rows in WIDTHS])
         return cls(seconds(draft), WIDTHS, tuple(times.tolist()))
 

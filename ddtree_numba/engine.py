@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ddtree_numba import verbs
-from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET, StepTimes
+from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET, WIDTHS, StepTimes
 from ddtree_numba.detokenize import Detokenizer
 from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
 from ddtree_numba.model.cache import PAGE, PageTable, pages_for
@@ -44,13 +44,14 @@ class Engine:
         self._can_draft = block > 1
         nodes = max(MAX_BUDGET + 1, PREFILL_CHUNK, block)
         self.ranks = loaded.build(pages + 1, max_batch, nodes)
+        self.ranks.ops.reserve(self.context + nodes)
         self.pages = PageTable(max_batch + 1, pages + 1, self.context)
         self._spare = max_batch  # a slot that no request gets: step times are measured on it
         self.pages.reserve(self._spare, PAGE)
         self.stop_ids = frozenset(self.tokenizer.stop_ids) | set(self.config.eos_token_ids)
         self._times: StepTimes | None = None
         self._landed = 0.0  # when the last round's results came in
-        self.rounds = Rounds(self.ranks, self.pages.rows, self.context)
+        self.rounds = self._rounds()
 
     @classmethod
     def load(
@@ -131,9 +132,17 @@ class Engine:
             self._prefill(prompt, slot, False)
             starts = np.array([len(prompt) - 1], np.int32)
             batch = VerifyInput.of_tree(tree, starts, self.pages.rows[slot : slot + 1])
-            return self.ranks.verify(batch, False)[0]
+            return self.ranks.ops.host(self.ranks.verify(batch, False))[0]
         finally:
             self.pages.release(slot)
+
+    def _rounds(self) -> Rounds:
+        kind: type[Rounds] = Rounds
+        if self.ranks.ops.name == "cuda":
+            from ddtree_numba.graphs import GraphRounds
+
+            kind = GraphRounds
+        return kind(self.ranks, self.pages.rows, self.context)
 
     def _check(self, mode: str, budget: str | int) -> None:
         if mode not in MODES:
@@ -276,12 +285,16 @@ class Engine:
         """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""
         if self._times is None:
             self._prefill([0] * (PAGE + 1), self._spare, True)
-            table = self.pages.rows[self._spare : self._spare + 1]
-            start, root = np.array([PAGE], np.int32), np.zeros(1, np.int32)
-
-            def verify(rows: int) -> None:
-                chain = VerifyInput.of_chain(np.zeros(rows, np.int32), PAGE, table)
-                self.ranks.verify(chain, True)
-
-            self._times = StepTimes.measure(lambda: self.ranks.draft(root, start, table), verify)
+            ops = self.ranks.ops
+            host = np.zeros(1, np.int32), np.array([PAGE], np.int32), self.pages.rows[self._spare :]
+            root, start, table = map(ops.array, host)
+            chains = {
+                rows: ops.placed(VerifyInput.of_chain(np.zeros(rows, np.int32), PAGE, host[2]))
+                for rows in WIDTHS
+            }
+            self._times = StepTimes.measure(
+                lambda: self.ranks.draft(root, start, table),
+                lambda rows: self.ranks.verify(chains[rows], True),
+                self.rounds.seconds,
+            )
         return self._times

@@ -1,10 +1,12 @@
 """From a checkpoint folder to ranks that can run; here backend and rank count are chosen."""
 
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ddtree_numba.model.backend import NumpyBackend
 from ddtree_numba.model.cache import Cache
@@ -27,6 +29,7 @@ from ddtree_numba.tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parent / "tiny"
 BACKENDS = ("auto", "numpy", "cuda")
+CUDA_DOES = ("bfloat16", 1)  # dtype, number of ranks
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Loaded:
     drafter_config: DrafterConfig | None
     tokenizer: Tokenizer
     weights: list[tuple[TargetWeights, DrafterWeights | None]]
-    ops: NumpyBackend
+    ops: Any  # a backend
     seconds: float
 
     def build(self, pages: int, slots: int, nodes: int) -> Ranks:
@@ -48,7 +51,7 @@ class Loaded:
         ranks = []
         for comm, (target, drafter) in zip(comms, self.weights, strict=True):
             cache = Cache(
-                self.config, self.drafter_config, world, pages, slots, nodes, self.ops.dtype
+                self.config, self.drafter_config, world, pages, slots * nodes, self.ops.zeros
             )
             draft_model = None
             if drafter is not None and self.drafter_config is not None:
@@ -59,13 +62,39 @@ class Loaded:
         return Ranks(ranks, group)
 
 
-def choose_backend(backend: str, dtype: str) -> NumpyBackend:
-    """The operations to run on; ValueError for a backend that is unknown or not built."""
+def choose_backend(backend: str, dtype: str, tp: int) -> Any:
+    """The operations to run on: `auto` is cuda where a GPU is found that can do what is asked.
+
+    ValueError, in one line, for a backend that is unknown or cannot run here.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    if backend == "cuda":
-        raise ValueError("backend 'cuda' is not part of this version: use 'numpy'")
-    return NumpyBackend(dtype)
+    ops = NumpyBackend(dtype)
+    if backend == "numpy" or (backend == "auto" and (dtype, tp) != CUDA_DOES):
+        return ops
+    if (dtype, tp) != CUDA_DOES:
+        raise ValueError(
+            f"backend 'cuda' computes in bfloat16 on one rank, not in {dtype} on {tp}: use 'numpy'"
+        )
+    if backend == "auto" and not has_driver():
+        return ops
+    try:
+        from ddtree_numba.model.cuda_backend import CudaBackend
+
+        return CudaBackend()
+    except (ImportError, RuntimeError) as error:  # no packages; no device, driver or compiler
+        if backend == "auto":
+            return ops
+        raise ValueError(f"backend 'cuda': {error}") from None
+
+
+def has_driver() -> bool:
+    """Is there an NVIDIA driver? A quick look, before packages are imported for nothing."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def drafter_folder(folder: Path, drafter: str | Path | None) -> Path | None:
@@ -89,7 +118,7 @@ def load_checkpoint(
     Raises CheckpointError or ValueError, in one line.
     """
     begin = time.perf_counter()
-    ops = choose_backend(backend, dtype)
+    ops = choose_backend(backend, dtype, tp)
     folder = Path(folder)
     config = load_config(folder)
     draft_folder = drafter_folder(folder, drafter)
@@ -106,10 +135,10 @@ def load_checkpoint(
     weights = []
     for rank in range(tp):
         report = partial(_share, progress, rank, tp) if progress else None
-        target = load_target(folder, config, rank, tp, progress=report)
+        target = load_target(folder, config, rank, tp, ops.place, report)
         draft = None
         if draft_folder is not None and drafter_config is not None:
-            draft = load_drafter(draft_folder, drafter_config, rank, tp)
+            draft = load_drafter(draft_folder, drafter_config, rank, tp, ops.place)
         weights.append((target, draft))
     seconds = time.perf_counter() - begin
     return Loaded(config, drafter_config, tokenizer, weights, ops, seconds)

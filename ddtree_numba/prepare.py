@@ -131,7 +131,7 @@ def read_configs(
     from ddtree_numba.model.sharding import check_tp
 
     try:
-        choose_backend(options.backend, options.dtype)
+        choose_backend(options.backend, options.dtype, options.tp)
     except ValueError as error:
         raise _of_option(error) from None
     folder = EMBEDDED if options.model is None else Path(options.model)

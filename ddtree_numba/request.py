@@ -77,7 +77,7 @@ def refusal(ids: Sequence[int], context: int, vocab_size: int) -> str | None:
     return None
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt being answered: `length` positions are committed, `root` is the token after them."""
 

@@ -1,7 +1,7 @@
 """Rounds over the active requests: what goes in, what comes back."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,15 @@ class Rounds:
         state = flight.state
         rows = range(len(flight.requests))
         return [Outcome(state.tree, state.accepted, state.tokens, row) for row in rows]
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """What a call takes: the best of three."""
+        spans = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            call()
+            spans.append(time.perf_counter() - begin)
+        return min(spans)
 
     def state(self, requests: Sequence[Request], plan: verbs.Plan) -> verbs.Round:
         """A round's state before its first verb, where the operations read it."""

@@ -92,7 +92,8 @@ def build(state: Round, ranks: Ranks, plan: Plan) -> None:
     depths = ops.xp.minimum(state.room, state.token_ids.shape[1])
     tree = ops.tree_build(state.roots, state.token_ids, state.log_probs, plan.budget, depths)
     if plan.times is not None:
-        tree = tree.prefix(best_sizes(tree.scores, tree.sizes, plan.times, ops))
+        sizes = best_sizes(tree.scores, tree.sizes, plan.times, ops)
+        tree = ops.tree_prefix(tree, sizes)
     state.tree = tree
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.model.loader import place_numpy
 from ddtree_numba.spec.absorb import absorb
 from ddtree_numba.spec.cache_commit import cache_commit
 from ddtree_numba.spec.draft_attention import draft_attention
@@ -24,7 +25,7 @@ from ddtree_numba.spec.router import router
 from ddtree_numba.spec.swiglu import swiglu
 from ddtree_numba.spec.tree_accept import tree_accept
 from ddtree_numba.spec.tree_attention import tree_attention
-from ddtree_numba.spec.tree_build import tree_build
+from ddtree_numba.spec.tree_build import Tree, tree_build
 
 DTYPES = {"bfloat16": BF16, "float32": F32}
 
@@ -57,6 +58,7 @@ class NumpyBackend:
         self.tree_accept = tree_accept
         self.tree_attention = tree_attention
         self.tree_build = tree_build
+        self.tree_prefix = Tree.prefix
         self.verify_input = VerifyInput.of_tree
 
     def absorb(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray | None = None):
@@ -99,7 +101,14 @@ class NumpyBackend:
         shape = (requests, 0, 0)
         return np.empty(shape, np.int32), np.empty(shape, F32)
 
+    def reserve(self, positions: int) -> None:
+        """How far positions go; the specifications need no tables."""
+
     # Arrays: where they live, and what is done with them beside the operations.
+
+    def place(self, tensor: Any, field: str) -> Any:
+        """A weight as the operations take it."""
+        return place_numpy(tensor, field)
 
     def array(self, host: np.ndarray) -> np.ndarray:
         """A host array where the operations read it."""

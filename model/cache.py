@@ -1,5 +1,8 @@
 """The paged cache of one rank, and the pages that requests own."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ddtree_numba.model.config import DrafterConfig, ModelConfig
@@ -54,7 +57,7 @@ class Cache:
     | array       | shape                    | content                                             |
     |-------------|--------------------------|-----------------------------------------------------|
     | pages       | [layers, P, 64, W]       | committed rows: normed latent, rotated key; W = 576 |
-    | scratch     | [layers, R, N, W]        | the tree's own rows; only accepted ones are kept    |
+    | scratch     | [layers, R N, W]         | the trees' own rows; only accepted ones are kept    |
     | draft_pages | [draft layers, P, 64, D] | the drafter's context: keys, then values, all heads |
 
     Both caches share page numbers, so a request has one row of the page table.
@@ -66,15 +69,18 @@ class Cache:
         drafter: DrafterConfig | None,
         world: int,
         pages: int,
-        slots: int,
-        nodes: int,
-        dtype: np.dtype,
+        rows: int,
+        zeros: Callable[[tuple[int, ...]], Any],
     ) -> None:
         width = config.kv_lora_rank + config.qk_rope_head_dim
         layers = config.num_hidden_layers
-        self.pages = np.zeros((layers, pages, PAGE, width), dtype)
-        self.scratch = np.zeros((layers, slots, nodes, width), dtype)
+        self.pages = zeros((layers, pages, PAGE, width))
+        self.scratch = zeros((layers, rows, width))
         if drafter is not None:
             draft_width = 2 * drafter.num_key_value_heads // world * drafter.head_dim
-            shape = (drafter.num_hidden_layers, pages, PAGE, draft_width)
-            self.draft_pages = np.zeros(shape, dtype)
+            self.draft_pages = zeros((drafter.num_hidden_layers, pages, PAGE, draft_width))
+
+    def rows(self, requests: int, nodes: int) -> Any:
+        """The scratch of so many trees: [layers, requests, nodes, W]."""
+        shape = (len(self.scratch), requests, nodes, -1)
+        return self.scratch[:, : requests * nodes].reshape(shape)

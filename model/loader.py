@@ -27,11 +27,11 @@ from ddtree_numba.model.weights import (
 )
 from ddtree_numba.spec.numerics import F32, Int4Matrix
 
-Place = Callable[[Any], Any]
+Place = Callable[[Any, str], Any]
 Progress = Callable[[int, int], None]
 
 
-def place_numpy(tensor: np.ndarray | Int4Matrix) -> Any:
+def place_numpy(tensor: np.ndarray | Int4Matrix, field: str = "") -> Any:
     """Where the numpy backend keeps a tensor: widened to float32 once, which is exact.
 
     Matrices are stored column by column, as the row-by-row products read their transpose; stacks of
@@ -54,9 +54,9 @@ def load_target(
 ) -> TargetWeights:
     """The target's weights of one rank.
 
-    place(tensor) puts one numpy array or Int4Matrix where it lives; progress(done, total) counts
-    this rank's bytes. Raises CheckpointError, one line, before any tensor is read if anything does
-    not fit.
+    place(tensor, field) puts one numpy array or Int4Matrix, the weight of that name, where it
+    lives; progress(done, total) counts this rank's bytes. Raises CheckpointError, one line, before
+    any tensor is read if anything does not fit.
     """
     _check_rank(rank, world)
     check_shares(target_shares(config), world)
@@ -132,14 +132,14 @@ class _Reader:
         return out if ".packed" in field or ".scale" in field else out[0]
 
     def dense(self, field: str) -> Any:
-        return self.place(self.stored(field))
+        return self.place(self.stored(field), field)
 
     def int4(self, field: str) -> Any:
         """All experts' matrix `field`, after checking each weight_shape against config.json."""
         self._check_shapes(field)
         packed, scale = self.stored(f"{field}.packed"), self.stored(f"{field}.scale")
         shape = (packed.shape[1], packed.shape[2] * 8)
-        return self.place(Int4Matrix(packed, scale, shape))
+        return self.place(Int4Matrix(packed, scale, shape), field)
 
     def _check_shapes(self, field: str) -> None:
         full = {piece.slot: piece.shape for piece, _ in self.left[f"{field}.packed"]}
@@ -175,8 +175,8 @@ def _layer(reader: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
         q_a_norm=reader.dense(f"{prefix}q_a_norm"),
         q_b=reader.dense(f"{prefix}q_b"),
         kv_a_norm=reader.dense(f"{prefix}kv_a_norm"),
-        w_uk=reader.place(w_uk),
-        w_uv=reader.place(w_uv),
+        w_uk=reader.place(w_uk, f"{prefix}w_uk"),
+        w_uv=reader.place(w_uv, f"{prefix}w_uv"),
         o=reader.dense(f"{prefix}o"),
         post_norm=reader.dense(f"{prefix}post_norm"),
         mlp=_dense_mlp(reader, f"{prefix}mlp.") if dense else _moe_mlp(reader, f"{prefix}mlp."),

@@ -50,7 +50,7 @@ class Rank:
     ) -> None:
         """Keep the first `counts` [R] of path `nodes` [R,D]: cache rows and drafter context."""
         requests, width = len(nodes), self._taps.shape[1]
-        scratch = self.cache.scratch[:, :requests, :width]
+        scratch = self.cache.rows(requests, width)
         ops = self.ops
         starts, nodes, counts, page_table = map(ops.array, (starts, nodes, counts, page_table))
         ops.cache_commit(self.cache.pages, scratch, page_table, starts, nodes, counts)

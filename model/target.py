@@ -73,7 +73,7 @@ class Target:
         q_a, key = joint[:, : c.q_lora_rank], joint[:, c.q_lora_rank :]
         latent = ops.rms_norm(key[:, : c.kv_lora_rank], layer.kv_a_norm, eps)
         k_rope = self.rotate(key[:, c.kv_lora_rank :], positions)
-        scratch = cache.scratch[index, :requests, :nodes]
+        scratch = cache.rows(requests, nodes)[index]
         shape = (requests, nodes, -1)
         ops.kv_append(latent.reshape(shape), k_rope.reshape(shape), scratch)
 

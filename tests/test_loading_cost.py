@@ -119,7 +119,7 @@ def test_g08_resident_memory_stays_at_the_largest_tensor(tmp_path: Path) -> None
         nonlocal peak
         peak = max(peak, resident())
 
-    load_target(tmp_path, load_config(tmp_path), place=lambda _: None, progress=watch)
+    load_target(tmp_path, load_config(tmp_path), place=lambda *_: None, progress=watch)
     bound = 2 * largest + BLOCK + (8 << 20)
     assert size > 6 * bound
     assert peak - start < bound, (peak - start, bound)

@@ -1,0 +1,163 @@
+"""Rounds as CUDA graphs: the host starts them, and reads what they wrote a round later.
+
+A round leaves its successor's state on the device, so while the requests stay the same the next one
+starts before the results of this one are read. When they change, the state is written anew.
+
+A plan and a number of requests have a graph, captured at their second round: the first plays the
+operations one by one, which compiles and loads what they need. Graphs run one after the other and
+share their memory.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ddtree_numba import verbs
+from ddtree_numba.request import Request
+from ddtree_numba.rounds import Flight, Outcome, Rounds
+from ddtree_numba.spec.tree_accept import Accept
+from ddtree_numba.spec.tree_build import Tree
+
+BUDGETS = (1, 2, 4, 8, 16, 32, 64)  # that have a graph where step times choose the tree's size
+
+
+@dataclass
+class Captured:
+    """The rounds of one plan: their state, and their graph from the second on."""
+
+    state: verbs.Round
+    graph: Any = None
+
+
+@dataclass(frozen=True)
+class Landing(Flight):
+    """A round whose results arrive in pinned memory; they are there once `done` has happened."""
+
+    done: Any
+
+
+class GraphRounds(Rounds):
+    """Rounds on one GPU, one ahead of the host."""
+
+    ahead = 1
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ops: Any = self.ranks.ops
+        self.pool = self.ops.xp.cuda.MemoryPool()  # whose memory nothing but graphs uses
+        self.captured: dict[tuple, Captured] = {}
+        self.inputs: dict[int, verbs.Round] = {}  # of so many requests: what graphs read
+        self.draws: dict[tuple, Any] = {}
+        self.requests: tuple[Request, ...] = ()  # whose state is on the device
+        self.their_draws: dict[int, Any] = {}  # nodes -> entry of `draws`
+        self.largest = BUDGETS[-1]  # nodes beside the root in the last tree of chosen size
+
+    def start(self, requests: Sequence[Request], plan: verbs.Plan) -> Flight:
+        begun, requests, plan = time.perf_counter(), tuple(requests), self.fitted(plan)
+        with self.ops.active(self.pool):
+            captured = self.prepared(requests, plan)
+            if captured.graph is None:
+                verbs.play(captured.state, self.ranks, plan)
+            else:
+                captured.graph.launch(self.ops.stream)
+            return self.landing(requests, captured.state, begun)
+
+    def results(self, flight: Flight) -> list[Outcome]:
+        assert isinstance(flight, Landing)
+        flight.done.synchronize()
+        results = super().results(flight)
+        self.largest = max(int(flight.state.tree.sizes.max()) - 1, 0)
+        return results
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """What a call takes as a graph, on the device: the best of three."""
+        cuda, stream = self.ops.xp.cuda, self.ops.stream
+        with self.ops.active(self.pool):
+            call()  # compiles and loads
+            graph = self.capture(call)
+            spans = []
+            for _ in range(3):
+                begin, end = cuda.Event(), cuda.Event()
+                begin.record(stream)
+                graph.launch(stream)
+                end.record(stream)
+                end.synchronize()
+                spans.append(cuda.get_elapsed_time(begin, end) / 1e3)
+        return min(spans)
+
+    def capture(self, call: Callable[[], object]) -> Any:
+        """What a call launches, as a graph."""
+        self.ops.stream.begin_capture()
+        try:
+            call()
+        finally:
+            graph = self.ops.stream.end_capture()
+        return graph
+
+    def fitted(self, plan: verbs.Plan) -> verbs.Plan:
+        """The plan with the smallest budget of a graph that leaves the last tree room to grow."""
+        if plan.times is None:
+            return plan
+        wanted = min(self.largest + self.largest // 4 + 1, BUDGETS[-1])
+        return replace(plan, budget=next(budget for budget in BUDGETS if budget >= wanted))
+
+    def prepared(self, requests: tuple[Request, ...], plan: verbs.Plan) -> Captured:
+        """State of these requests on the device, and the graph of the plan if it is due."""
+        if requests != self.requests:
+            self.upload(requests, plan)
+        draws = self.draws_of(requests, plan.budget + 1)
+        key = plan, len(requests), draws.kind
+        if key not in self.captured:
+            self.captured[key] = Captured(replace_inputs(self.inputs[len(requests)], draws))
+            return self.captured[key]
+        captured = self.captured[key]
+        if captured.graph is None:
+            captured.state = replace_inputs(captured.state, draws)
+            captured.graph = self.capture(lambda: verbs.play(captured.state, self.ranks, plan))
+        return captured
+
+    def upload(self, requests: tuple[Request, ...], plan: verbs.Plan) -> None:
+        """Write what the host knows of these requests to where graphs read it."""
+        new = self.state(requests, plan)
+        inputs = self.inputs.setdefault(len(requests), new)
+        if inputs is not new:
+            for name in ("roots", "starts", "room", "page_table"):
+                getattr(inputs, name)[...] = getattr(new, name)
+        self.requests, self.their_draws = requests, {}
+
+    def draws_of(self, requests: tuple[Request, ...], nodes: int) -> Any:
+        """How these requests draw their tokens, where graphs read it."""
+        if nodes not in self.their_draws:
+            params, seeds = [r.params for r in requests], [r.seed for r in requests]
+            new = self.ops.draws(params, seeds, nodes)
+            kept = self.draws.setdefault((len(requests), nodes, new.kind), new)
+            if kept is not new:
+                kept.write(new)
+            self.their_draws[nodes] = kept
+        return self.their_draws[nodes]
+
+    def landing(self, requests: tuple[Request, ...], state: verbs.Round, begun: float) -> Landing:
+        """Copies of the round's results on their way to the host."""
+
+        def fetched(array: Any) -> np.ndarray:
+            from cupyx import empty_pinned
+
+            pinned = empty_pinned(array.shape, array.dtype)
+            return array.get(stream=self.ops.stream, out=pinned, blocking=False)
+
+        copied = replace_inputs(state, state.draws)
+        copied.tree = Tree(**{name: fetched(array) for name, array in vars(state.tree).items()})
+        accepted = vars(state.accepted).items()
+        copied.accepted = Accept(**{name: fetched(array) for name, array in accepted})
+        copied.tokens = fetched(state.tokens)
+        done = self.ops.xp.cuda.Event(disable_timing=True)
+        done.record(self.ops.stream)
+        return Landing(requests, copied, begun, done)
+
+
+def replace_inputs(state: verbs.Round, draws: Any) -> verbs.Round:
+    """A round that starts from the same arrays."""
+    return verbs.Round(state.roots, state.starts, state.room, state.page_table, draws)

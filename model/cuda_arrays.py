@@ -1,0 +1,104 @@
+"""Arrays of one GPU: a stream, a memory pool, and what is done with arrays beside the operations.
+
+Calls follow each other on the stream, so a result's memory is free for later calls as soon as
+nobody holds it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ddtree_numba.kernels.probe import check_device
+from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.spec.numerics import BF16
+
+Array = Any  # cupy.ndarray
+
+
+class CudaArrays:
+    """Memory of the current device; activations and cache are bfloat16."""
+
+    dtype = BF16
+
+    def __init__(self) -> None:
+        self.device = check_device()
+        import cupy
+
+        self.xp = cupy
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.pool = cupy.cuda.MemoryPool()
+        self._active = False
+        self._workspaces: dict[tuple, list[Array]] = {}
+        self._constants: dict[tuple, Array] = {}
+
+    @contextmanager
+    def active(self, pool: Any = None) -> Iterator[None]:
+        """Stream and memory of what runs inside; within another one, that one's."""
+        if self._active:
+            yield
+            return
+        self._active = True
+        try:
+            with self.stream, self.xp.cuda.using_allocator((pool or self.pool).malloc):
+                yield
+        finally:
+            self._active = False
+
+    def array(self, host: Any) -> Array:
+        """A host array on the device; one that is there already as it is."""
+        if isinstance(host, np.ndarray):
+            with self.active():
+                return self.xp.asarray(np.ascontiguousarray(host))
+        return host
+
+    def host(self, array: Array) -> np.ndarray:
+        """An array as numpy's, once everything before is done."""
+        return array.get(stream=self.stream) if isinstance(array, self.xp.ndarray) else array
+
+    def placed(self, batch: VerifyInput) -> VerifyInput:
+        """A batch on the device."""
+        return replace(batch, **{name: self.array(each) for name, each in vars(batch).items()})
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = BF16) -> Array:
+        return self.xp.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Cache rows."""
+        with self.active():
+            return self.xp.zeros(shape, np.uint16).view(BF16)
+
+    def full(self, shape: tuple[int, ...], value: int) -> Array:
+        return self.xp.full(shape, value, np.int32)
+
+    def positions(self, starts: Array, rows: int) -> Array:
+        """starts[r] + 0 .. rows - 1 of every request, one after the other."""
+        return (starts[:, None] + self.constant(np.arange, rows, dtype="int32")).reshape(-1)
+
+    def copy(self, source: Array, out: Array) -> None:
+        out.view(np.uint16)[...] = source.view(np.uint16)
+
+    def path_rows(self, rows: Array, nodes: Array, counts: Array) -> Array:
+        """rows[R,N,W] along each path -> [R,D,W]; beyond a path's end any row."""
+        requests, width, columns = rows.shape
+        first = self.constant(np.arange, 0, requests * width, width, dtype="int32")
+        path = self.xp.maximum(nodes, 0) + first[:, None]
+        flat = rows.reshape(-1, columns).view(np.uint16)
+        return self.xp.take(flat, path, axis=0).view(BF16)
+
+    def constant(self, function: Callable[..., np.ndarray], *arguments: Any, **options: Any):
+        """What a function of constants gives, made once."""
+        hashable = (a.tobytes() if isinstance(a, np.ndarray) else a for a in arguments)
+        key = (function, *hashable, *options.values())
+        if key not in self._constants:
+            self._constants[key] = self.array(function(*arguments, **options))
+        return self._constants[key]
+
+    def workspace(self, operation: str, words: int, kind: Any = None, dtype: Any = np.int64):
+        """Memory that calls of one kind pass on to each other; zeros before the first."""
+        made = self._workspaces.setdefault((operation, kind), [])
+        if not made or len(made[-1]) < words:
+            made.append(self.xp.zeros(words, dtype))  # captured graphs keep the smaller ones
+        return made[-1]

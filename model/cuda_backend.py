@@ -1,0 +1,253 @@
+"""The operations as kernels on the current GPU, in order on one stream."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ddtree_numba.kernels import (
+    absorb,
+    cache_commit,
+    draft_attention,
+    draft_topk,
+    embed,
+    kv_append,
+    linear,
+    moe_int4,
+    moe_records,
+    next_token,
+    rms_norm,
+    rope,
+    round_advance,
+    router,
+    swiglu,
+    tree_accept,
+    tree_attention,
+    tree_build,
+    tree_mask,
+)
+from ddtree_numba.kernels.row_settings import Settings, settings
+from ddtree_numba.model.cache import PAGE
+from ddtree_numba.model.cuda_arrays import Array, CudaArrays
+from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.spec.next_token import SamplingParams
+from ddtree_numba.spec.numerics import BF16, F32, Int4Matrix
+from ddtree_numba.spec.tree_accept import Accept
+from ddtree_numba.spec.tree_build import Tree
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How the token after each node is chosen: settings and seeds [R N], on the device."""
+
+    settings: Settings
+    seeds: Array
+
+    @property
+    def kind(self) -> tuple[bool, ...]:
+        """Which launches they ask for."""
+        each = self.settings
+        return each.sampled, each.ranked, each.massed, each.cut
+
+    def write(self, other: "Draws") -> None:
+        """Take over the values of another one of the same kind and size."""
+        for name in ("temperature", "top_k", "share", "min_p"):
+            getattr(self.settings, name)[...] = getattr(other.settings, name)
+        self.seeds[...] = other.seeds
+
+
+class CudaBackend(CudaArrays):
+    """Every operation is its kernel."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__()
+        device = self.xp.cuda.Device()
+        self.multiprocessors = device.attributes["MultiProcessorCount"]
+        self.positions_known = 0  # rows of the rope tables: the longest context and a tree
+        self._planned: tuple = (None,) * 4
+        self._plan: Any = None
+
+    def reserve(self, positions: int) -> None:
+        """How far positions go: the length of the rope tables."""
+        self.positions_known = positions
+
+    # Operations of the models.
+
+    def embed(self, token_ids, table, first_row: int = 0, dtype: np.dtype | None = None):
+        out = self.empty((len(token_ids), table.shape[1]), dtype or table.dtype)
+        return embed.embed(token_ids, table, first_row, out=out)
+
+    def rms_norm(self, x, weight, eps: float, residual=None):
+        y = self.empty(x.shape)
+        if residual is None:
+            return rms_norm.rms_norm(self._rows(x), weight, eps, out=y)
+        return rms_norm.rms_norm(x, weight, eps, residual, out=(y, self.empty(x.shape)))
+
+    def rope(self, x, positions, inv_freq, interleaved=True, amplitude=1.0, out=None):
+        out = self.empty(x.shape) if out is None else out
+        known = self.positions_known
+        table = self.constant(rope.rope_table, known, inv_freq, amplitude)
+        return rope.rope(x, positions, table, interleaved, out=out)
+
+    def linear(self, x, weight, out_dtype: np.dtype | None = None):
+        out = self.empty((len(x), len(weight)), out_dtype or BF16)
+        floats = linear.workspace_floats(len(x), *weight.shape)
+        space = self.empty((floats,), F32) if floats else None
+        return linear.linear(x, weight, workspace=space, out=out)
+
+    def absorb(self, x, weight, out=None):
+        out = self.empty((*x.shape[:2], weight.shape[-1])) if out is None else out
+        return absorb.absorb(x, weight, out=out)
+
+    def swiglu(self, gate_up):
+        rows, width = gate_up.shape
+        return swiglu.swiglu(gate_up, out=self.empty((rows, width // 2)))
+
+    def kv_append(self, latent, k_rope, scratch):
+        return kv_append.kv_append(latent, k_rope, scratch)
+
+    def router(self, h, gate, bias, k: int, scaling: float):
+        out = self.empty((len(h), k), np.int32), self.empty((len(h), k), F32)
+        space = self.empty((router.workspace_words(len(h), h.shape[1], len(gate)),), np.int64)
+        return router.router(h, gate, bias, k, scaling, workspace=space, out=out)
+
+    def moe_int4(self, x, experts, weights, gate_up, down, base=None):
+        rows, picks = experts.shape
+        space = moe_int4.workspace(rows, picks, gate_up, down, self._flat)
+        given = (x, experts, weights, gate_up, down, base)
+        return moe_int4.moe_int4(*given, workspace=space, out=self.empty(x.shape))
+
+    def tree_attention(
+        self, q, pages, scratch, page_table, starts, paths, sizes, scale: float, latent: int
+    ):
+        requests, nodes, heads, _ = q.shape
+        space = self._attention_plan(page_table, starts, paths, sizes, heads, latent)
+        given = (q, pages, scratch, page_table, starts, paths, sizes, scale, latent)
+        out = self.empty((requests, nodes, heads, latent))
+        return tree_attention.tree_attention(*given, workspace=space, out=out)
+
+    def draft_attention(
+        self, q, k, v, pages, page_table, lengths, scale: float, causal=False, window=None
+    ):
+        words = draft_attention.workspace_words(q.shape, k.shape[2], page_table.shape[1])
+        given = (q, k, v, pages, page_table, lengths, scale, causal, window)
+        space = self.empty((words,), F32)
+        return draft_attention.draft_attention(*given, workspace=space, out=self.empty(q.shape))
+
+    def cache_commit(self, pages, scratch, page_table, starts, nodes, counts) -> None:
+        cache_commit.cache_commit(pages, scratch, page_table, starts, nodes, counts)
+
+    # Operations of the round.
+
+    def draft_topk(self, logits, k: int):
+        requests, depths, vocabulary = logits.shape
+        k = min(k, vocabulary)
+        shape = (requests, depths, k)
+        out = self.empty(shape, np.int32), self.empty(shape, F32)
+        words = draft_topk.workspace_words(requests * depths, vocabulary, k)
+        space = self.workspace("draft_topk", words, shape)
+        return draft_topk.draft_topk(logits, k, workspace=space, out=out)
+
+    def tree_build(self, roots, token_ids, log_probs, budget: int, max_depths=None) -> Tree:
+        shape = (len(roots), budget + 1)
+        tokens, parents, depths = (self.empty(shape, np.int32) for _ in range(3))
+        sizes = self.empty((len(roots),), np.int32)
+        out = Tree(tokens, parents, depths, self.empty(shape, F32), sizes)
+        return tree_build.tree_build(roots, token_ids, log_probs, budget, max_depths, out=out)
+
+    def tree_prefix(self, tree: Tree, sizes) -> Tree:
+        """The first sizes[r] nodes; the width stays, and what lies beyond is padding."""
+        return replace(tree, sizes=sizes)
+
+    def verify_input(self, tree: Tree, starts, page_table) -> VerifyInput:
+        requests, nodes = tree.tokens.shape
+        paths = self.empty((requests, nodes, min(nodes, tree_build.MAX_DEPTHS + 1)), np.int32)
+        positions = self.empty((requests, nodes), np.int32)
+        tree_mask.tree_paths(
+            *(tree.parents, tree.depths, tree.sizes), out=paths, starts=starts, positions=positions
+        )
+        parts = (tree.tokens, positions, tree.parents, paths, tree.sizes)
+        return VerifyInput(*parts, starts, page_table)
+
+    def draws(self, params: Sequence[SamplingParams], seeds: Sequence[int], nodes: int) -> Draws:
+        host = settings([each for each in params for _ in range(nodes)], len(params) * nodes)
+        arrays = {k: self.array(v) for k, v in vars(host).items() if isinstance(v, np.ndarray)}
+        return Draws(
+            replace(host, **arrays), self.array(np.repeat(np.array(seeds, np.uint64), nodes))
+        )
+
+    def next_tokens(self, logits, batch: VerifyInput, draws: Draws):
+        rows = batch.tokens.size
+        positions = batch.positions.reshape(-1).astype(np.int64) + 1  # of the drawn token
+        filters = draws.settings.ranked or draws.settings.massed
+        space = self.workspace("next_token", next_token.workspace_words(rows, filters))
+        out = self.empty((rows,), np.int32)
+        tokens = next_token.next_token(
+            *(logits.reshape(rows, -1), positions, draws.seeds, draws.settings),
+            workspace=space,
+            out=out,
+        )
+        return tokens.reshape(batch.tokens.shape)
+
+    def tree_accept(self, tree: Tree, target_tokens) -> Accept:
+        requests, nodes = tree.tokens.shape
+        path = self.empty((requests, min(nodes, tree_build.MAX_DEPTHS + 1)), np.int32)
+        out = Accept(path, self.empty((requests,), np.int32), self.empty((requests,), np.int32))
+        return tree_accept.tree_accept(tree, target_tokens, out=out)
+
+    def round_advance(self, roots, starts, room, tree_tokens, nodes, counts, next_tokens):
+        given = (roots, starts, room, tree_tokens, nodes, counts, next_tokens)
+        return round_advance.round_advance(*given, out=self.empty(nodes.shape, np.int32))
+
+    def no_candidates(self, requests: int):
+        shape = (requests, 0, 0)
+        return self.empty(shape, np.int32), self.empty(shape, F32)
+
+    # Weights.
+
+    def place(self, tensor: np.ndarray | Int4Matrix, field: str) -> Any:
+        """A weight on the device: experts as records, all else as it is stored."""
+        if not isinstance(tensor, Int4Matrix):
+            return self.array(tensor)
+        gated, experts = field.endswith("gate_up"), len(tensor.packed)
+        with self.active():
+            matrix = replace(
+                tensor, packed=self.array(tensor.packed), scale=self.array(tensor.scale)
+            )
+            shape = moe_records.records_shape(experts, tensor.shape, gated)
+            out, faults = self.empty(shape, np.uint32), self.full((experts,), 0)
+            records = moe_records.pack(matrix, gated, faults=faults, out=out)
+            moe_records.refuse(field, self.host(faults))
+        return records
+
+    def _flat(self, elements: int, dtype: Any) -> Array:
+        return self.empty((elements,), dtype)
+
+    def _rows(self, x: Array) -> Array:
+        """x itself if its rows are evenly apart, else a copy."""
+        if x.flags.c_contiguous or (x.ndim == 2 and x.strides[1] == x.itemsize):
+            return x
+        out = self.empty(x.shape)
+        self.copy(x, out)
+        return out
+
+    def _attention_plan(self, page_table, starts, paths, sizes, heads: int, latent: int):
+        """Workspace with the plan of a step: made by the first of its layers."""
+        step = (page_table, starts, paths, sizes)
+        if all(map(operator.is_, step, self._planned)):
+            return self._plan
+        requests, nodes, depths = paths.shape
+        positions = page_table.shape[1] * PAGE
+        arrays = tree_attention.workspace(
+            requests, nodes, depths, heads, latent, positions, self.multiprocessors
+        )
+        space = tree_attention.Workspace(**{k: self.empty(*v) for k, v in arrays.items()})
+        tree_attention.plan_attention(
+            *(starts, paths, sizes), heads=heads, positions=positions, workspace=space
+        )
+        self._planned, self._plan = step, space
+        return space

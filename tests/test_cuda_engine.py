@@ -1,0 +1,147 @@
+"""The engine on a GPU: golden tokens, and the law to the bit, at every node of every round."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddtree_numba.engine import Engine
+from ddtree_numba.sampling import SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+LINES = [json.loads(line) for line in (GOLDEN / "golden_tokens.jsonl").read_text().splitlines()]
+PROMPTS = [line["prompt_ids"] for line in LINES]
+SURE = 0.5  # a lead, in logits, that rounding to bfloat16 cannot overturn
+TOKENS = 64
+DRAFTS = [("ddtree", b) for b in (1, 2, 8, 16, 64, 65)] + [("ddtree", "auto"), ("chain", "auto")]
+
+
+@pytest.fixture(scope="module")
+def engine(embedded) -> Engine:
+    return Engine.load(embedded, backend="cuda", max_batch=16)
+
+
+def params(seed: int | None) -> SamplingParams:
+    temperature = 0.0 if seed is None else 0.8
+    return SamplingParams(temperature, max_new_tokens=TOKENS, ignore_eos=True, seed=seed)
+
+
+def decode(engine: Engine, prompts: list[list[int]], seed, mode: str, budget) -> list[list[int]]:
+    answers: list[list[int]] = [[] for _ in prompts]
+    for one in engine.generate(prompts, params(seed), mode, budget):
+        assert one.error is None
+        answers[one.index] += one.token_ids
+    return answers
+
+
+@pytest.fixture(scope="module")
+def plain(engine) -> dict[int | None, list[list[int]]]:
+    """Every prompt decoded alone, one token a step; greedy, and drawn."""
+    return {
+        seed: [decode(engine, [prompt], seed, "ar", 0)[0] for prompt in PROMPTS]
+        for seed in (None, 1)
+    }
+
+
+def test_golden_tokens_at_every_sure_step(engine, record_property):
+    below, turned, steps = 0, [], 0
+    for line in LINES:
+        tokens, gaps = np.array(line["tokens"]), np.array(line["gaps"])
+        chain = list(range(len(tokens) - 1))
+        ours = engine.logits(line["prompt_ids"], line["tokens"][:-1], chain).argmax(-1)
+        sure = gaps > SURE
+        assert np.array_equal(ours[sure], tokens[sure]), line["name"]
+        below, steps = below + int((~sure).sum()), steps + len(tokens)
+        turned += gaps[ours != tokens].tolist()
+    record_property(
+        "summary",
+        f"golden tokens on the GPU: {steps} steps, {below} lead by {SURE} or less, of which"
+        f" {len(turned)} turned (largest lead turned {max(turned, default=0):.3f})",
+    )
+    assert below < steps / 5
+
+
+@pytest.mark.parametrize("name", ["root", "chain", "bushy", "random", "wide"])
+def test_golden_tree_logits(engine, name: str):
+    with np.load(GOLDEN / "golden_trees.npz") as arrays:
+        prompt, tokens, parents, logits = (
+            arrays[f"{name}.{field}"] for field in ("prompt", "tokens", "parents", "logits")
+        )
+    ours = engine.logits(prompt.tolist(), tokens.tolist(), parents.tolist())
+    assert np.abs(ours - logits).max() < 0.2 * np.abs(logits).max()
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_s09_speculation_changes_no_token_of_any_prompt(engine, plain, draft, seed, batch):
+    for group in itertools.batched(range(len(PROMPTS)), batch):
+        got = decode(engine, [PROMPTS[i] for i in group], seed, *draft)
+        assert got == [plain[seed][i] for i in group]
+
+
+@pytest.mark.parametrize(("index", "seed", "budget"), [(0, None, 16), (9, 1, 7), (20, None, 64)])
+def test_s09_logits_of_every_verified_node_are_plain_bits(
+    engine, index, seed, budget, record_property
+):
+    """Each round's whole tree against each of its paths as plain text: the last row's bits."""
+    text, nodes = list(PROMPTS[index]), 0
+    known: dict[tuple, np.ndarray] = {}
+    for one in engine.generate([PROMPTS[index]], params(seed), "ddtree", budget):
+        tree = one.round
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        logits = engine.logits(text, tokens[1:], parents[1:])
+        for node in range(tree.size):
+            path, at = [], node
+            while at > 0:
+                path.insert(0, tokens[at])
+                at = parents[at]
+            prefix = (*text, *path)
+            if prefix not in known:
+                known[prefix] = engine.logits(list(prefix))[0]
+            assert np.array_equal(logits[node], known[prefix])
+            nodes += 1
+        text += one.token_ids
+    record_property("summary", f"GPU, prompt {index}, budget {budget}: {nodes} nodes bit-equal")
+    assert nodes > TOKENS
+
+
+def test_a_prompt_in_any_chunks_gives_the_same_bits(engine, monkeypatch):
+    prompt = (PROMPTS[0] * 8)[:400]
+    whole = engine.logits(prompt)
+    for chunk in (1, 63, 64, 100, 256):
+        monkeypatch.setattr("ddtree_numba.engine.PREFILL_CHUNK", chunk)
+        assert np.array_equal(engine.logits(prompt), whole)
+
+
+def test_a_round_is_one_graph_and_the_host_is_a_round_behind(engine):
+    rounds = engine.rounds
+    before = {key for key, each in rounds.captured.items() if each.graph is not None}
+    assert decode(engine, [PROMPTS[0]], None, "ddtree", 13)
+    made = {key for key, each in rounds.captured.items() if each.graph is not None} - before
+    assert len(made) == 1 and rounds.ahead == 1
+
+
+@pytest.mark.slow
+def test_soak_of_random_prompts(engine, rng):
+    """10,000 rounds: no difference, no page and no memory lost."""
+    rounds, free = 0, engine.pages.free_pages
+    used = None
+    while rounds < 10_000:
+        sizes = rng.integers(1, 300, 8)
+        prompts = [rng.integers(0, engine.config.vocab_size, n).tolist() for n in sizes]
+        seed = None if rng.random() < 0.5 else int(rng.integers(1 << 31))
+        budget = int(rng.choice([1, 7, 16, 33, 64]))
+        wanted = decode(engine, prompts, seed, "ar", 0)
+        for one in engine.generate(prompts, params(seed), "ddtree", budget):
+            assert one.error is None and one.token_ids == wanted[one.index][: len(one.token_ids)]
+            del wanted[one.index][: len(one.token_ids)]
+            rounds += 1
+        assert not any(wanted) and engine.pages.free_pages == free
+        pools = engine.ranks.ops.pool, engine.rounds.pool
+        used = used or sum(pool.total_bytes() for pool in pools)
+    assert sum(pool.total_bytes() for pool in pools) < 1.5 * used
