@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_named():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 17, 4096])
+@pytest.mark.parametrize("rows", [pytest.param(1, id="small-1"), 17, 4096])
 def test_gpu_agrees_with_the_specification(rows, rng):
     partials = spec.inputs(spec.CASES["k26"] | dict(T=rows), rng)["partials"]
     out = to_gpu(np.empty(partials.shape[1:], BF16))

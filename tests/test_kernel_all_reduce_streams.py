@@ -1,6 +1,7 @@
 """The all-reduce kernels with ranks as streams of one process on one GPU.
 
-The blocks of all ranks are resident together, so each rank takes few.
+The blocks of all ranks are resident together, so each rank takes few. Under a sanitizer, which may
+run kernels one by one, ranks would wait for each other in vain: only `small` tests run there.
 """
 
 import os
@@ -26,11 +27,13 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def streams():
+def streams(request):
     """streams(world): memories that are joined; closed afterwards."""
     made = []
 
     def make(world, rows=17, **options):
+        if world > 1 and request.config.pluginmanager.hasplugin("bench.unpooled"):
+            pytest.skip("several ranks under a sanitizer")
         size = rows * 7168 * 2
         options = dict(blocks=64 // world, early=False) | options
         room = Room.of(world, size, size, size)
@@ -58,7 +61,7 @@ def captured(memory, work):
     return graph
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("world", [pytest.param(1, id="small-1"), 2, 3, 4, 8, 16])
 def test_the_self_test_passes(world, streams):
     assert self_test(streams(world)) == []
 
