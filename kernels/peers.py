@@ -60,7 +60,8 @@ class Room:
 
 @dataclass(frozen=True)
 class Peers:
-    """One rank's view. The launches of all ranks must be able to run at the same time.
+    """One rank's view. The launches of all ranks must be able to run at the same time; room, blocks
+    and link are the same for all, since method and grid follow from them.
 
     regions: of every rank in rank order, uint32[room.words]. control: uint32[32] of this rank's
     device, zeroed. abort: one uint32 that the host can set while a kernel runs. limit: nanoseconds
