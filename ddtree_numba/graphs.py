@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ddtree_numba import verbs
 from ddtree_numba.request import Request
 from ddtree_numba.rounds import Flight, Outcome, Rounds
@@ -47,7 +45,7 @@ class GraphRounds(Rounds):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.ops: Any = self.ranks.ops
-        self.pool = self.ops.xp.cuda.MemoryPool()  # whose memory nothing but graphs uses
+        self.pool = self.ops.new_pool()  # whose memory nothing but graphs uses
         self.captured: dict[tuple, Captured] = {}
         self.inputs: dict[int, verbs.Round] = {}  # of so many requests: what graphs read
         self.draws: dict[tuple, Any] = {}
@@ -62,7 +60,7 @@ class GraphRounds(Rounds):
             if captured.graph is None:
                 verbs.play(captured.state, self.ranks, plan)
             else:
-                captured.graph.launch(self.ops.stream)
+                self.ops.launch(captured.graph)
             return self.landing(requests, captured.state, begun)
 
     def results(self, flight: Flight) -> list[Outcome]:
@@ -74,28 +72,10 @@ class GraphRounds(Rounds):
 
     def seconds(self, call: Callable[[], object]) -> float:
         """What a call takes as a graph, on the device: the best of three."""
-        cuda, stream = self.ops.xp.cuda, self.ops.stream
         with self.ops.active(self.pool):
             call()  # compiles and loads
-            graph = self.capture(call)
-            spans = []
-            for _ in range(3):
-                begin, end = cuda.Event(), cuda.Event()
-                begin.record(stream)
-                graph.launch(stream)
-                end.record(stream)
-                end.synchronize()
-                spans.append(cuda.get_elapsed_time(begin, end) / 1e3)
-        return min(spans)
-
-    def capture(self, call: Callable[[], object]) -> Any:
-        """What a call launches, as a graph."""
-        self.ops.stream.begin_capture()
-        try:
-            call()
-        finally:
-            graph = self.ops.stream.end_capture()
-        return graph
+            graph = self.ops.capture(call)
+            return min(self.ops.graph_seconds(graph) for _ in range(3))
 
     def fitted(self, plan: verbs.Plan) -> verbs.Plan:
         """The plan with the smallest budget of a graph that leaves the last tree room to grow."""
@@ -116,7 +96,8 @@ class GraphRounds(Rounds):
         captured = self.captured[key]
         if captured.graph is None:
             captured.state = replace_inputs(captured.state, draws)
-            captured.graph = self.capture(lambda: verbs.play(captured.state, self.ranks, plan))
+            state = captured.state
+            captured.graph = self.ops.capture(lambda: verbs.play(state, self.ranks, plan))
         return captured
 
     def upload(self, requests: tuple[Request, ...], plan: verbs.Plan) -> None:
@@ -141,21 +122,13 @@ class GraphRounds(Rounds):
 
     def landing(self, requests: tuple[Request, ...], state: verbs.Round, begun: float) -> Landing:
         """Copies of the round's results on their way to the host."""
-
-        def fetched(array: Any) -> np.ndarray:
-            from cupyx import empty_pinned
-
-            pinned = empty_pinned(array.shape, array.dtype)
-            return array.get(stream=self.ops.stream, out=pinned, blocking=False)
-
+        fetch = self.ops.fetch
         copied = replace_inputs(state, state.draws)
-        copied.tree = Tree(**{name: fetched(array) for name, array in vars(state.tree).items()})
+        copied.tree = Tree(**{name: fetch(array) for name, array in vars(state.tree).items()})
         accepted = vars(state.accepted).items()
-        copied.accepted = Accept(**{name: fetched(array) for name, array in accepted})
-        copied.tokens = fetched(state.tokens)
-        done = self.ops.xp.cuda.Event(disable_timing=True)
-        done.record(self.ops.stream)
-        return Landing(requests, copied, begun, done)
+        copied.accepted = Accept(**{name: fetch(array) for name, array in accepted})
+        copied.tokens = fetch(state.tokens)
+        return Landing(requests, copied, begun, self.ops.mark())
 
 
 def replace_inputs(state: verbs.Round, draws: Any) -> verbs.Round:

@@ -89,7 +89,8 @@ def draft(state: Round, ranks: Ranks, plan: Plan) -> None:
 def build(state: Round, ranks: Ranks, plan: Plan) -> None:
     """The most probable continuations as a tree; fewer of them where step times advise it."""
     ops = ranks.ops
-    depths = ops.xp.minimum(state.room, state.token_ids.shape[1])
+    room = ops.xp.maximum(state.room, 0)  # below 0 where an answer has ended meanwhile
+    depths = ops.xp.minimum(room, state.token_ids.shape[1])
     tree = ops.tree_build(state.roots, state.token_ids, state.log_probs, plan.budget, depths)
     if plan.times is not None:
         sizes = best_sizes(tree.scores, tree.sizes, plan.times, ops)

@@ -73,6 +73,44 @@ class CudaArrays:
     def full(self, shape: tuple[int, ...], value: int) -> Array:
         return self.xp.full(shape, value, np.int32)
 
+    def new_pool(self) -> Any:
+        """A memory pool for `active`."""
+        return self.xp.cuda.MemoryPool()
+
+    def capture(self, call: Callable[[], object]) -> Any:
+        """What a call launches, as a graph; nothing runs yet."""
+        self.stream.begin_capture()
+        try:
+            call()
+        finally:
+            graph = self.stream.end_capture()
+        return graph
+
+    def launch(self, graph: Any) -> None:
+        graph.launch(self.stream)
+
+    def graph_seconds(self, graph: Any) -> float:
+        """Device time of one launch."""
+        begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
+        begin.record(self.stream)
+        graph.launch(self.stream)
+        end.record(self.stream)
+        end.synchronize()
+        return self.xp.cuda.get_elapsed_time(begin, end) / 1e3
+
+    def fetch(self, array: Array) -> np.ndarray:
+        """Pinned host memory to which the array is being copied; complete at the next `mark`."""
+        from cupyx import empty_pinned
+
+        pinned = empty_pinned(array.shape, array.dtype)
+        return array.get(stream=self.stream, out=pinned, blocking=False)
+
+    def mark(self) -> Any:
+        """This point of the stream; its `synchronize` waits for what comes before."""
+        event = self.xp.cuda.Event(disable_timing=True)
+        event.record(self.stream)
+        return event
+
     def positions(self, starts: Array, rows: int) -> Array:
         """starts[r] + 0 .. rows - 1 of every request, one after the other."""
         return (starts[:, None] + self.constant(np.arange, rows, dtype="int32")).reshape(-1)
