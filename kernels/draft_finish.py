@@ -15,7 +15,6 @@ from ddtree_numba.kernels.draft_passes import (
     TOTAL,
     log_prob,
     log_sum_of,
-    maxima_of,
 )
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.numerics import (
@@ -33,7 +32,7 @@ from ddtree_numba.kernels.vocabulary import arrive, column_of, loader
 
 SLOTS = 16  # keys that a block may list; for k = 64, a row of 40 blocks lists about 71
 KEPT = 256  # keys of a row that its last block orders
-UNROLL = 4  # keys of a thread that are under way together
+UNROLL = 4
 
 
 @cache
@@ -49,7 +48,7 @@ def make_finish(
     load = loader(element, aligned, each)
     carried = -(-kept_keys // threads)
     count = each + carried
-    groups_each = maxima_of(each, threads)
+    warps = threads // 32
     thin = thinner(count, kept_keys)
     suffix = ("_shard" if sharded else "") + ("" if aligned else "_odd")
 
@@ -59,13 +58,6 @@ def make_finish(
         if value == value:
             order = ordered(value)
         return key_of(order, first_id + column)
-
-    @cuda.jit(device=True, inline="always")
-    def fetch(lists, base, first, listed, some):
-        for n in range(UNROLL):
-            some[n] = int64(0)
-            if first + n * threads < listed:
-                some[n] = lists[base + first + n * threads]
 
     @kernel(
         threads=threads,
@@ -92,10 +84,10 @@ def make_finish(
         log_probs: write(float32),
     ):
         row, block, thread = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-        base, groups = row * STATE, cuda.gridDim.x * groups_each
+        base, groups = row * STATE, cuda.gridDim.x * warps
         values = cuda.local.array(each, float32)
         bounds = cuda.shared.array(1, int64)
-        kept = cuda.shared.array(kept_keys, int64, alignment=16)
+        kept = cuda.shared.array(kept_keys, int64)
         places = cuda.shared.array(1, int32)
         for i in range(each):
             values[i] = NAN
@@ -141,25 +133,28 @@ def make_finish(
         if arrive(state, base + ARRIVED):
             keys = cuda.local.array(count, int64)
             some = cuda.local.array(UNROLL, int64)
-            listed, first = int32(cuda.gridDim.x * slots), int32(thread)
-            fetch(lists, row * listed, first, listed, some)
             overflow, total = state[base + OVERFLOW], state[base + TOTAL]
+            listed = int32(cuda.gridDim.x * slots)
             i = int32(thread)
             while i < kept_keys:
                 kept[i] = 0
                 i = int32(i + threads)
             if thread == 0:
                 places[0] = 0
+            log_sum = log_sum_of(total)
             cuda.syncthreads()
+            first = int32(thread)
             while first < listed:
+                for n in range(UNROLL):
+                    some[n] = int64(0)
+                    if first + n * threads < listed:
+                        some[n] = lists[row * listed + first + n * threads]
                 for n in range(UNROLL):
                     if some[n] > 0:
                         place = cuda.atomic.add(places, 0, 1)
                         if place < kept_keys:
                             kept[place] = some[n]
                 first = int32(first + UNROLL * threads)
-                fetch(lists, row * listed, first, listed, some)
-            log_sum = log_sum_of(total)
             cuda.syncthreads()
             found = int64(places[0])
             if overflow > 0 or found > kept_keys:
@@ -182,11 +177,6 @@ def make_finish(
                     cuda.syncthreads()  # before kept is written again
                     found = int64(thin(keys, k, kept))
                     part += 1
-                cuda.syncthreads()
-                i = int32(found + thread)
-                while i < kept_keys:
-                    kept[i] = 0
-                    i = int32(i + threads)
             cuda.syncthreads()
             for n in range(carried):
                 i = n * threads + thread
@@ -194,7 +184,8 @@ def make_finish(
                     key, rank, other = kept[i], int32(0), int32(0)
                     while other < found:
                         for m in range(UNROLL):
-                            rank = int32(rank + (kept[other + m] > key))
+                            if kept[other + m] > key and other + m < found:
+                                rank = int32(rank + 1)
                         other = int32(other + UNROLL)
                     if rank < k:
                         if sharded:

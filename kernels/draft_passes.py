@@ -33,18 +33,11 @@ def each_of(vocabulary: int) -> int:
     return 16 if vocabulary > 65_536 else 4
 
 
-def maxima_of(each: int, threads: int) -> int:
-    """Maxima of a block: of 1,024 tokens or fewer."""
-    warps = threads // 32
-    return warps // 2 if each > 4 and warps > 1 else warps
-
-
 @cache
 def make_maxima(element, aligned: bool, each: int, threads: int = THREADS) -> Kernel:
-    """The greatest logit of every warp or two, and of the row."""
+    """The greatest logit of every warp, and of the row."""
     load = loader(element, aligned, each)
-    warps, groups = threads // 32, maxima_of(each, threads)
-    share = warps // groups
+    warps = threads // 32
 
     @kernel(
         threads=threads,
@@ -78,15 +71,12 @@ def make_maxima(element, aligned: bool, each: int, threads: int = THREADS) -> Ke
             order = ordered(own)
         top = int64(ptx.redux_max(order))
         if thread & 31 == 0:
-            shared[thread >> 5] = top
+            warp = thread >> 5
+            maxima[(row * cuda.gridDim.x + block) * warps + warp] = top
+            shared[warp] = top
         cuda.syncthreads()
-        if thread < groups:
-            top = shared[thread * share]
-            for w in range(1, share):
-                top = max(top, shared[thread * share + w])
-            maxima[(row * cuda.gridDim.x + block) * groups + thread] = top
         if thread == 0:
-            for w in range(share, warps):
+            for w in range(1, warps):
                 top = max(top, shared[w])
             ptx.red_max_u64(tops, row, top << ID_BITS)
             if block == 0:

@@ -1,7 +1,7 @@
 """The k likeliest tokens of each draft position; see `spec/draft_topk.py`.
 
-First launch: the greatest logits of a few hundred groups of tokens. At least k tokens reach the
-k-th greatest of them, and few more. Second launch: every block finds that bound, lists those of its
+First launch: the greatest logit of every warp's tokens. At least k tokens reach the k-th greatest
+of these maxima, and few more. Second launch: every block finds that bound, lists those of its
 tokens that reach it, and adds up masses, which need the row's maximum. The last block of a row
 orders its list and writes ids and log-probabilities. Where great logits stand side by side or are
 equal, a list overflows; the last block then goes through the whole row, in about 100 us.
@@ -27,7 +27,6 @@ from ddtree_numba.kernels.draft_passes import (
     each_of,
     make_maxima,
     make_merge,
-    maxima_of,
 )
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.kernels.numerics import LAST_ID
@@ -50,8 +49,7 @@ class Shape:
         return each, blocks_of(vocabulary, self.threads, each)
 
     def maxima(self, vocabulary: int) -> int:
-        each, blocks = self.of(vocabulary)
-        return blocks * maxima_of(each, self.threads)
+        return self.of(vocabulary)[1] * self.threads // 32
 
     def listed(self, vocabulary: int) -> int:
         return self.of(vocabulary)[1] * self.slots

@@ -8,16 +8,14 @@ way, with all keys counted.
 
 from functools import cache
 
-from numba import cuda, int32, int64
+from numba import cuda, int32, int64, uint32
 
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.numerics import ID_BITS, ORDER_NEGATIVE_INFINITY
 from ddtree_numba.kernels.vocabulary import MOST_WARPS
 
 GROUPS = 8  # of a lane of `bound_of`: 256 in all, for k <= 64
-SLACK = 4  # it may let pass k / 4 groups more
-FIELD = 10  # bits of a count of groups
-FIELD_MASK = (1 << FIELD) - 1
+SLACK = 8  # it may let pass k / 8 groups more
 
 
 @cache
@@ -97,11 +95,10 @@ def thinner(count: int, most: int):
 def bound_of(maxima, first, count, k):
     """A logit's order that at least k tokens reach, and few more; 0 if there is none. For a warp.
 
-    It is reached by k to k + k / 4 of up to 256 groups of tokens, whose maxima are given. Three
-    thresholds a step, whose counts share a word.
+    It is reached by k to k + k / 8 of 256 groups of tokens, whose maxima are given.
     """
     lane = int32(cuda.threadIdx.x & 31)
-    groups = cuda.local.array(GROUPS, int32)
+    groups = cuda.local.array(GROUPS, uint32)
     for n in range(GROUPS):
         groups[n] = 0
     i = int32(lane)
@@ -109,33 +106,23 @@ def bound_of(maxima, first, count, k):
         for n in range(GROUPS):
             j = i + 32 * n
             if j < count:
-                groups[n] = max(groups[n], int32(maxima[first + j] >> 1))
+                groups[n] = max(groups[n], uint32(maxima[first + j]))
         i = int32(i + 32 * GROUPS)
     least, most = groups[0], groups[0]
     for n in range(1, GROUPS):
         least, most = min(least, groups[n]), max(most, groups[n])
-    low, above = int32(ptx.redux_min(least)), int32(ptx.redux_max(most) + 1)
+    bound, above = int64(ptx.redux_min(least)), int64(ptx.redux_max(most)) + 1
     reached = int32(32 * GROUPS)
-    while reached > k + k // SLACK and above - low > 1:
-        step = int32(max(above - low >> 2, 1))
-        one, two, three = int32(low + step), int32(low + 2 * step), int32(low + 3 * step)
+    while reached > k + k // SLACK and above - bound > 1:
+        middle = (bound + above) >> 1
         own = int32(0)
         for n in range(GROUPS):
-            own = int32(own + cuda.selp(groups[n] >= one, int32(1), int32(0)))
-            own = int32(own + cuda.selp(groups[n] >= two, int32(1 << FIELD), int32(0)))
-            own = int32(own + cuda.selp(groups[n] >= three, int32(1 << 2 * FIELD), int32(0)))
-        counts = int32(ptx.redux_add(own))
-        at_one, at_two = counts & FIELD_MASK, counts >> FIELD & FIELD_MASK
-        at_three = counts >> 2 * FIELD
-        if at_three >= k:
-            low, reached = three, int32(at_three)
-        elif at_two >= k:
-            low, above, reached = two, three, int32(at_two)
-        elif at_one >= k:
-            low, above, reached = one, two, int32(at_one)
+            own += int32(groups[n] >= uint32(middle))
+        count_of_middle = int32(ptx.redux_add(own))
+        if count_of_middle >= k:
+            bound, reached = middle, count_of_middle
         else:
-            above = one
-    bound = int64(low) << 1
+            above = middle
     if bound > 0:  # an order that is a number's
         bound = max(bound, ORDER_NEGATIVE_INFINITY)
     return bound

@@ -98,7 +98,7 @@ def test_the_bound_is_reached_by_k_groups_and_few_more(count, k, rng):
         Kernel(find, threads=32).launch(1, maxima, bound, count, k)
         groups = [maxima[i::256].max() for i in range(min(count, 256))]
         reached = sum(group >= bound[0] for group in groups)
-        assert bound[0] == 0 if len(groups) < k else k <= reached <= k + k // 4
+        assert bound[0] == 0 if len(groups) < k else k <= reached <= k + k // 8
     maxima[:] = 3 * 2**30
     Kernel(find, threads=32).launch(1, maxima, bound, count, k)
     assert (bound[0] > 0) == (min(count, 256) >= k) and bound[0] <= 3 * 2**30
@@ -214,3 +214,19 @@ def test_gpu_shards_give_what_one_row_gives(shards, rng):
     logits = spec.inputs(spec.CASES["k26"], rng)["logits"]
     found = in_shards(logits, 32, shards, PRODUCT, cupy.zeros, cupy.asarray)
     assert_same(to_host(found), spec.draft_topk(logits, 32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [SMALL, PRODUCT])
+def test_gpu_small_shapes(shape, rng):
+    """Lists that suffice and lists that overflow; fit for the sanitizers."""
+    import cupy
+
+    logits = (rng.standard_normal((1, 3, 5000)) * 4).astype(F32)
+    logits[0, 1] = np.sort(logits[0, 1])
+    logits[0, 2] = 1
+    for k in (5, 40):
+        workspace = cupy.zeros(workspace_words(3, 5000, k, shape), np.int64)
+        device, out = cupy.asarray(logits), to_gpu(buffers(logits, k))
+        found = draft_topk(device, k, workspace=workspace, out=out, shape=shape)
+        assert_same(to_host(found), spec.draft_topk(logits, k))
