@@ -44,7 +44,7 @@ class GraphRounds(Rounds):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.ops: Any = self.ranks.ops
+        self.ops = self.ranks.ops
         self.pool = self.ops.new_pool()  # whose memory nothing but graphs uses
         self.captured: dict[tuple, Captured] = {}
         self.inputs: dict[int, verbs.Round] = {}  # of so many requests: what graphs read

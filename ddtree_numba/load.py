@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.backend import Backend, NumpyBackend
 from ddtree_numba.model.cache import Cache
 from ddtree_numba.model.comm import Comm, SingleRank, ThreadGroup
 from ddtree_numba.model.config import (
@@ -40,7 +39,7 @@ class Loaded:
     drafter_config: DrafterConfig | None
     tokenizer: Tokenizer
     weights: list[tuple[TargetWeights, DrafterWeights | None]]
-    ops: Any  # a backend
+    ops: Backend
     seconds: float
 
     def build(self, pages: int, slots: int, nodes: int) -> Ranks:
@@ -62,7 +61,7 @@ class Loaded:
         return Ranks(ranks, group)
 
 
-def choose_backend(backend: str, dtype: str, tp: int) -> Any:
+def choose_backend(backend: str, dtype: str, tp: int) -> Backend:
     """The operations to run on: `auto` is cuda where a GPU is found that can do what is asked.
 
     ValueError, in one line, for a backend that is unknown or cannot run here.

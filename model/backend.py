@@ -27,6 +27,7 @@ from ddtree_numba.spec.tree_accept import tree_accept
 from ddtree_numba.spec.tree_attention import tree_attention
 from ddtree_numba.spec.tree_build import Tree, tree_build
 
+Backend = Any  # NumpyBackend, or CudaBackend, which needs a GPU to be imported
 DTYPES = {"bfloat16": BF16, "float32": F32}
 
 

@@ -5,7 +5,7 @@ Source: z-lab/dflash, `dflash/model.py`. It owns neither embedding nor head but 
 
 import numpy as np
 
-from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.backend import Backend
 from ddtree_numba.model.cache import Cache
 from ddtree_numba.model.comm import Comm
 from ddtree_numba.model.config import DrafterConfig
@@ -17,7 +17,7 @@ class Drafter:
     """One rank's share of the drafter."""
 
     def __init__(
-        self, config: DrafterConfig, weights: DrafterWeights, ops: NumpyBackend, comm: Comm
+        self, config: DrafterConfig, weights: DrafterWeights, ops: Backend, comm: Comm
     ) -> None:
         self.config, self.weights, self.ops, self.comm = config, weights, ops, comm
         self.inv_freq = yarn_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)

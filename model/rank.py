@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.backend import Backend
 from ddtree_numba.model.cache import Cache
 from ddtree_numba.model.comm import ThreadGroup
 from ddtree_numba.model.drafter import Drafter
@@ -13,9 +13,7 @@ from ddtree_numba.model.target import Target
 class Rank:
     """Target, drafter and cache of one rank. Every rank runs every call, in the same order."""
 
-    def __init__(
-        self, target: Target, drafter: Drafter | None, cache: Cache, ops: NumpyBackend
-    ) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None, cache: Cache, ops: Backend) -> None:
         self.target, self.drafter, self.cache, self.ops = target, drafter, cache, ops
         self._taps = np.empty(
             (0, 0, 0)

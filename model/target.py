@@ -6,7 +6,7 @@ calls. R requests of N rows each pass through a layer as T = R * N rows.
 
 import numpy as np
 
-from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.backend import Backend
 from ddtree_numba.model.cache import Cache
 from ddtree_numba.model.comm import Comm
 from ddtree_numba.model.config import ModelConfig
@@ -20,7 +20,7 @@ class Target:
     """One rank's share of the target."""
 
     def __init__(
-        self, config: ModelConfig, weights: TargetWeights, ops: NumpyBackend, comm: Comm
+        self, config: ModelConfig, weights: TargetWeights, ops: Backend, comm: Comm
     ) -> None:
         self.config, self.weights, self.ops, self.comm = config, weights, ops, comm
         self.inv_freq, self.scale = yarn(config)
