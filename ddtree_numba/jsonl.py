@@ -31,7 +31,7 @@ def read_records(path: str) -> list[str | dict[str, Any]]:
     for number, line in _lines(path):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError(f"{path}, line {number}: not JSON: {line[:60]!r}") from None
         if not isinstance(record, str | dict):
             raise UsageError(f"{path}, line {number}: neither a string nor an object")
@@ -51,6 +51,8 @@ class Output:
         self.path = path
         self.finished: dict[int, dict[str, Any]] = {}
         if Path(path).exists():
+            if not Path(path).is_file() and not Path(path).is_dir():
+                raise UsageError(f"{path}: not a file: results are looked up in it, and kept")
             if os.path.samefile(path, source):
                 raise UsageError("--output must be another file than --input")
             self._take_up()
@@ -68,7 +70,7 @@ class Output:
                 index = record["index"]
                 if type(index) is not int:
                     raise TypeError
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise UsageError(
                     f"{self.path}, line {number}: not a result of this command; nothing was changed"
                 ) from None

@@ -30,6 +30,7 @@ SWITCHES = {
     *("ignore_eos", "chat", "raw", "allow_special", "json", "show_tree", "check", "quiet"),
     *("verbose", "debug", "plan", "version"),
 }
+LARGEST_CARD = 1_000_000  # GiB
 PLAN_OPTIONS = {"plan", "model", "drafter", "tp", "card_gib", "debug"}
 GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeliest token
 
@@ -227,8 +228,8 @@ def number(text: str) -> float:
 
 def size(text: str) -> float:
     value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    if not 0 < value <= LARGEST_CARD:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and up to {LARGEST_CARD:,}")
     return value
 
 

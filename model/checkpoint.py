@@ -145,7 +145,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         header = json.loads(raw)
         header.pop("__metadata__", None)
         entries = dict(_entries(path, header, 8 + length))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: broken safetensors header: {error!r}") from None

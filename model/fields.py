@@ -18,7 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # broken JSON or broken UTF-8
+    except (ValueError, RecursionError) as error:  # broken JSON or UTF-8, or nested too deep
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")

@@ -26,6 +26,8 @@ def rope_config(fields: Fields) -> tuple[float, dict[str, Any] | None]:
             readings.append((holder.number("rope_theta"), _scaling(section)))
     if not readings:
         readings.append((fields.number("rope_theta"), None))
+    if readings[0][0] <= 1:
+        raise fields.error("rope_theta", f"must be above 1, not {readings[0][0]}")
     if any(reading != readings[0] for reading in readings):
         raise fields.error("rope_scaling", "contradicts rope_parameters")
     if new is not None and fields.get("rope_theta", readings[0][0]) != readings[0][0]:
@@ -45,6 +47,9 @@ def _scaling(section: Fields) -> dict[str, Any] | None:
     if scaling["factor"] < 1:
         raise section.error("factor", f"must be at least 1, not {scaling['factor']}")
     scaling |= {key: section.number(key, default) for key, default in DEFAULTS.items()}
+    for key in ("beta_fast", "beta_slow"):
+        if scaling[key] <= 0:
+            raise section.error(key, f"must be above 0, not {scaling[key]}")
     original = "original_max_position_embeddings"
     scaling[original] = section.integer(original)
     if "attention_factor" in section:

@@ -239,6 +239,18 @@ def test_m04_without_yarn(tmp_path: Path, rope: dict[str, Any]) -> None:
     assert load(tmp_path, config | rope).rope_scaling is None
 
 
+@pytest.mark.parametrize("key", ["rope_theta", "beta_fast", "beta_slow"])
+def test_frequencies_without_a_logarithm_are_refused(tmp_path: Path, key: str) -> None:
+    config = flat_config()
+    (config if key == "rope_theta" else config["rope_scaling"])[key] = 0.0
+    assert key in refusal(lambda: load(tmp_path, config))
+
+
+def test_json_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert "config.json" in refusal(lambda: load_config(tmp_path))
+
+
 def test_missing_yarn_keys_mean_what_the_published_code_makes_of_them(tmp_path: Path) -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     read = load(tmp_path, flat_config() | {"rope_scaling": scaling}).rope_scaling

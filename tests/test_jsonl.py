@@ -157,6 +157,7 @@ def test_g04_another_output_is_refused_unchanged(command, files, content, messag
     [
         (b'"a"\nplain text\n', "line 2: not JSON"),
         (b'"a"\n5\n', "line 2: neither a string nor an object"),
+        (b"[" * 100_000, "line 1: not JSON"),
         (b"\n\n", "no records"),
         (b'"\xff"\n', "is not UTF-8"),
         (None, "No such file"),
@@ -173,6 +174,12 @@ def test_g04_input_and_output_must_differ(command, files):
     ran = command([END])
     assert ran.code == 2 and "another file than --input" in ran.err
     assert read_records(str(files[0])) == PROMPTS
+
+
+def test_an_output_that_is_no_file_is_refused(command, files):
+    os.mkfifo(files[1])
+    ran = command([END])
+    assert ran.code == 2 and "not a file" in ran.err and ran.err.count("\n") == 1
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path):

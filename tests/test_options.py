@@ -124,6 +124,7 @@ def test_a_prompt_may_begin_with_a_dash():
         ("x --temperature nan", "nan is not a finite number"),
         ("x --top-p inf", "inf is not a finite number"),
         ("--plan --card-gib 0", "0 is not above 0"),
+        ("--plan --card-gib 1e300", "1e300 is not above 0 and up to 1,000,000"),
     ],
 )
 def test_what_does_not_parse_is_one_line_with_an_example(capsys, argv, message):
