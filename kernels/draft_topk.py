@@ -4,7 +4,8 @@ First launch: the greatest logit of every warp's tokens. At least k tokens reach
 of these maxima, and few more. Second launch: every block finds that bound, lists those of its
 tokens that reach it, and adds up masses, which need the row's maximum. The last block of a row
 orders its list and writes ids and log-probabilities. Where great logits stand side by side or are
-equal, a list overflows; the last block then goes through the whole row, in about 100 us.
+equal, a list overflows; the last block then goes through the whole row by itself, which takes
+longer and gives the same.
 
 A vocabulary in shards: a mass is a rounded integer relative to the maximum of the whole row and
 cannot be rescaled, so the shards exchange their maxima first (`draft_maxima`); then each adds up
