@@ -105,7 +105,7 @@ def receive_lines(world: int):
         """
         rank, epoch, control, abort, limit, patience = call
         stopped, since = uint32(0), uint64(0)
-        polls, late = int32(0), int32(1)
+        left, late = patience, int32(1)
         while late != 0:
             late = int32(0)
             for s in range(world):
@@ -115,8 +115,9 @@ def receive_lines(world: int):
                 old = (one != epoch) | (other != epoch)
                 if old & (s != rank) & (s * apart + i < count):
                     late = int32(s + 1)
-            polls += 1
-            if late != 0 and polls % patience == 0:
+            left -= 1
+            if late != 0 and left == 0:
+                left = patience
                 stopped, since = look(since, late, control, abort, limit)
                 if stopped != 0:
                     late = int32(0)
@@ -145,13 +146,14 @@ def meet_blocks(world: int):
                 if s != rank:
                     ptx.st_volatile(flags[s], first + rank, epoch)
         if thread < world and thread != rank and stopped == 0:
-            since, polls = uint64(0), int32(0)
+            since, left = uint64(0), patience
             after, waiting = following(epoch), True
             while waiting:
                 flag = ptx.ld_acquire_sys(mine, first + thread)
                 waiting = (flag != epoch) & (flag != after)
-                polls += 1
-                if waiting and polls % patience == 0:
+                left -= 1
+                if waiting and left == 0:
+                    left = patience
                     stopped, since = look(since, thread + 1, control, abort, limit)
                     waiting = stopped == 0
         return cuda.syncthreads_or(stopped)

@@ -92,14 +92,14 @@ def test_device_memory_is_taken_where_it_works(connected):
 
 
 @pytest.mark.parametrize("stage", ["make", "join", "test"])
-def test_one_rank_that_fails_takes_all_to_host_memory(connected, stage):
+def test_c01_one_rank_that_fails_takes_all_to_host_memory(connected, stage):
     found = connected({("device", 1): (stage, "no way")})
     assert [memory.where for memory, _ in found] == 3 * ["host"]
     assert all(wrong == ["device memory, rank 1: no way"] for _, wrong in found)
     assert set(FakeMemory.closed) >= {("device", 0), ("device", 2)}
 
 
-def test_where_nothing_works_all_reasons_are_named(connected):
+def test_c01_where_nothing_works_all_reasons_are_named(connected):
     errors = connected({("device", 0): ("join", "far away"), ("host", 2): ("test", "7 values")})
     for error in errors:
         assert isinstance(error, DeviceError)
