@@ -84,7 +84,9 @@ def choose_backend(backend: str, dtype: str, tp: int) -> Backend:
     except (ImportError, RuntimeError) as error:  # no packages; no device, driver or compiler
         if backend == "auto":
             return ops
-        raise ValueError(f"backend 'cuda': {error}") from None
+        missing = isinstance(error, ImportError)
+        advice = "; install the extra cu13: pip install '.[cu13]'" if missing else ""
+        raise ValueError(f"backend 'cuda': {error}{advice}") from None
 
 
 def has_driver() -> bool:

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
+from ddtree_numba import load
 from ddtree_numba.engine import Engine
 from ddtree_numba.model.fields import CheckpointError
 
@@ -33,3 +35,21 @@ def test_s31_a_drafter_of_another_size_is_refused(copy):
     path.write_text(json.dumps(config | {"vocab_size": 4096}))
     with pytest.raises(CheckpointError, match="drafter vocab_size is 4096, the target has 2048"):
         Engine.load(copy)
+
+
+def test_backend_auto_needs_no_driver(embedded, monkeypatch):
+    monkeypatch.setattr(load, "has_driver", lambda: False)
+    assert load.choose_backend("auto", "bfloat16", 1).name == "numpy"
+
+
+@pytest.mark.parametrize("dtype, tp", [("float32", 1), ("bfloat16", 2)])
+def test_what_cuda_does_not_do_falls_to_numpy_or_is_refused(dtype, tp):
+    assert load.choose_backend("auto", dtype, tp).name == "numpy"
+    with pytest.raises(ValueError, match=f"not in {dtype} on {tp}: use 'numpy'"):
+        load.choose_backend("cuda", dtype, tp)
+
+
+def test_packages_that_are_missing_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ddtree_numba.model.cuda_backend", None)
+    with pytest.raises(ValueError, match="install the extra cu13"):
+        load.choose_backend("cuda", "bfloat16", 1)
