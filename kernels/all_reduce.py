@@ -29,8 +29,8 @@ from ddtree_numba.kernels.peers import Peers
 
 METHODS = ("lines", "lines_two_shot", "pull", "pull_two_shot")
 EACH = 4  # pieces of a thread that pulls, at least: fewer blocks have fewer flags to wait for
-# us of a small payload by each method, and bytes a us that a rank sends: two H200 over NVLink, and
-# the same two over pinned host memory, as measured; PCIe between peers as estimated.
+# us of a small payload by each method, and bytes a us that a rank sends: measured between two H200
+# over NVLink, estimated for PCIe between peers and for pinned host memory.
 LINKS = {
     "nvlink": ((2.2, 3.3, 4.3, 7.0), 320_000),
     "pcie": ((4.0, 6.5, 8.0, 14.0), 45_000),
