@@ -128,3 +128,13 @@ def test_gpu_agrees_with_float64_and_a_row_with_itself_alone(name, rng):
         out = to_gpu(np.empty((len(picked), *exact.shape[1:]), BF16))
         alone = to_host(absorb(x, device["weight"], out=out))
         assert alone.tobytes() == together[picked].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["tiny_queries", "tiny_outputs", "parts_of_a_slice", "queries"])
+def test_gpu_small_agrees_with_the_specification(name, rng):
+    """Small enough for racecheck and memcheck."""
+    given = spec.inputs(CASES[name], rng)
+    expected = spec.absorb(**given)
+    out = to_host(absorb(**to_gpu(given), out=to_gpu(np.empty_like(expected))))
+    np.testing.assert_allclose(out.astype(F32), expected.astype(F32), **spec.TOLERANCE)

@@ -1,0 +1,117 @@
+"""Linear layer on the device; see `spec/linear.py`.
+
+Two kernels that add in the same order (`linear_order.py`): `linear_narrow.py` for few tokens, which
+reads the weight at the rate of the memory, and `linear_wide.py` for many. The number of tokens
+picks one of them, its tile, and whether blocks share K and leave their sums to be added by a second
+launch; no bit of a result depends on that choice.
+
+x, weight bfloat16, K and the distance of rows of x multiples of 8; out bfloat16 or float32. The
+workspace is float32, of any shape, with `workspace_floats` elements.
+"""
+
+from typing import NamedTuple
+
+from numba import float32
+
+from ddtree_numba.kernels import linear_narrow, linear_wide
+from ddtree_numba.kernels.arguments import bf16, element_of, require, rows_of
+from ddtree_numba.kernels.launch import Kernel
+from ddtree_numba.kernels.linear_order import Order, order_of
+from ddtree_numba.spec.numerics import BF16, F32
+
+COLUMNS = (1, 2, 4, 8)  # tiles of 8 tokens that the narrow kernel takes at once
+NARROW = 8 * COLUMNS[-1]
+WARPS, MOST_STACK = 8, 4  # of a narrow block: warps, and 16-row tiles, unless slices are more
+BUSY = 100  # tiles of 64 x 128 that keep a chip busy; where there are fewer, blocks share K
+SMALL = 512  # tokens below which a tile of 64 x 64 is worth what it spares
+
+
+class Way(NamedTuple):
+    """How the blocks share the work."""
+
+    wide: tuple[int, int] | None  # (rows, tokens) of a tile in warps; None: the narrow kernel
+    columns: int  # of the narrow kernel
+    parts: int  # blocks along K, whose sums meet in the workspace
+
+
+def way_of(tokens: int, outs: int, width: int) -> Way:
+    order = order_of(outs, width)
+    if tokens <= NARROW:
+        return Way(None, next(n for n in COLUMNS if tokens <= 8 * n), order.groups)
+    half = tokens < SMALL and 0 < tokens % 128 <= 64
+    shared = order.groups == 1 and -(-outs // 64) * -(-tokens // 128) < BUSY
+    return Way((2, 1 if half else 2), 0, order.slices if shared else order.groups)
+
+
+def workspace_floats(tokens: int, outs: int, width: int) -> int:
+    """Elements of the workspace that so many tokens need; 0 for none."""
+    parts = way_of(tokens, outs, width).parts
+    return parts * tokens * outs if parts > 1 else 0
+
+
+def linear(x, weight, out_dtype=None, *, out, workspace=None, stream=None, way: Way | None = None):
+    """x[T, K] times weight[N, K] transposed, into out; returns out. Rows of x may lie apart."""
+    outs, width = weight.shape
+    tokens, inner, stride = rows_of("x", x)
+    if inner != width:
+        raise ValueError(f"weight {weight.shape} does not fit rows of {x.shape}")
+    if x.dtype != BF16:
+        raise ValueError(f"x: dtype {x.dtype}, expected bfloat16")
+    require("weight", weight, (outs, width), BF16)
+    require("out", out, (*x.shape[:-1], outs), *([out_dtype] if out_dtype else []))
+    if width % 8 or stride % 8 or not width:
+        raise ValueError(f"x: rows of {width}, {stride} apart, expected multiples of 8")
+    order, way = order_of(outs, width), way or way_of(tokens, outs, width)
+    target = out
+    if way.parts > 1:
+        needed = way.parts * tokens * outs
+        if workspace is None or workspace.size < needed:
+            raise ValueError(f"workspace: {tokens} rows need {needed} float32")
+        require("workspace", workspace, workspace.shape, F32)
+        target = workspace
+    body, grid, slices = _body(way, order, element_of("out", target), tokens, outs, width)
+    more = [slices] if way.wide else []
+    sizes = (tokens, outs, width, order.units, *more)
+    body.launch(grid, x, stride, weight, target, *sizes, stream=stream)
+    if way.parts > 1:
+        count = tokens * outs
+        grid = -(-count // linear_wide.THREADS)
+        adding = linear_wide.make_sum(element_of("out", out))
+        adding.launch(grid, workspace, out, count, way.parts, stream=stream)
+    return out
+
+
+def _body(way: Way, order: Order, element, tokens: int, outs: int, width: int):
+    """The kernel, its grid, and the slices that a wide block walks."""
+    exact = order.width == width
+    if way.wide is None:
+        stack = min(max(WARPS // order.slices, 1), MOST_STACK)
+        body = linear_narrow.make(order.slices, stack, way.columns, element, exact)
+        rows, tokens_each = stack * linear_narrow.ROWS, 8 * way.columns
+        return body, (-(-outs // rows), -(-tokens // tokens_each), way.parts), 0
+    down, across = way.wide
+    body = linear_wide.make(down, across, element, exact)
+    rows, tokens_each = down * linear_wide.ROWS, across * linear_wide.TOKENS
+    slices = order.slices if way.parts == order.groups else 1
+    return body, (-(-tokens // tokens_each), -(-outs // rows), way.parts), slices
+
+
+# [N, K] of K2.6 at TP = 8, whose kernels serve the other TP sizes too; the drafter; the embedded
+# model; the logits of both.
+SHAPES = [(2112, 7168), (1536, 1536), (512, 7168), (4608, 7168)]
+SHAPES += [(7168, width) for width in (256, 1024, 2304, 43008)]
+TINY = [(176, 192), (192, 64), (192, 512)]
+LOGITS = [(20480, 7168), (2048, 192)]
+
+
+def instances() -> list[Kernel]:
+    """What these shapes use, each kernel once."""
+    made = {}
+    cases = [(shape, bf16) for shape in SHAPES + TINY] + [(shape, float32) for shape in LOGITS]
+    for (outs, width), element in cases:
+        for tokens in (1, 9, 17, 33, 65, 1024):
+            way, order = way_of(tokens, outs, width), order_of(outs, width)
+            target = element if way.parts == 1 else float32
+            body, _, _ = _body(way, order, target, tokens, outs, width)
+            made[body.name] = body
+    return [*made.values(), linear_wide.make_sum(bf16), linear_wide.make_sum(float32)]
