@@ -65,7 +65,7 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
         threads=WARP * warps,
         name=f"linear_narrow_{slices}x{stack}_{tokens_each}_{element}" + "_part" * (not exact),
         min_blocks=2 if warps <= MANY_WARPS and columns <= WAVE else 1,
-        registers=168,
+        registers=200,
         shared_bytes=warps * ring,
         opcodes=("HMMA.16816.F32.BF16", "LDG.E.NA.LTC128B.128", "LDGSTS.E.BYPASS.128"),
         pdl=True,
