@@ -1,6 +1,6 @@
 """The expert block of one of eight ranks: grouping, gate and up, down, combine, uniform routing.
 
-Experts repeat sixteen that differ, at addresses of their own: the reference stays affordable, and
+Experts repeat eight that differ, at addresses of their own: the reference stays affordable, and
 multiplies the rows of an expert at once.
 """
 
@@ -17,7 +17,7 @@ from ddtree_numba.spec import moe_int4 as spec
 from ddtree_numba.spec.numerics import BF16, F32, widen
 from ddtree_numba.spec.swiglu import swiglu
 
-DISTINCT = 16
+DISTINCT = 8
 ROWS = (1, 9, 17, 33, 65, 1024)
 
 

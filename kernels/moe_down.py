@@ -15,7 +15,15 @@ from ddtree_numba.kernels.arguments import bf16, read, write
 from ddtree_numba.kernels.launch import kernel
 from ddtree_numba.kernels.moe_arithmetic import UNSCALED, dequantize, multiply, scales
 from ddtree_numba.kernels.moe_records import BYTES, COLUMNS, ROWS, SCALES, WORDS, slices
-from ddtree_numba.kernels.moe_tiles import FEW, NARROW, WARP, Program, divided, grouping
+from ddtree_numba.kernels.moe_tiles import (
+    FEW,
+    FEW_EXPERTS,
+    NARROW,
+    WARP,
+    Program,
+    divided,
+    grouping,
+)
 
 FEW_ENTRIES, FEW_PAIRS = 1 + FEW, FEW * NARROW
 MOST_DEPTH = 8  # records of a row whose activations a warp holds in registers
@@ -24,18 +32,25 @@ MOST_DEPTH = 8  # records of a row whose activations a warp holds in registers
 class Schedule(NamedTuple):
     """What changes time and not bits."""
 
-    warps: int = 8
+    warps: int = 4
     rows: int = 4  # row tiles of an item
-    ring: int = 3  # row tiles
-    blocks: int = 2  # of a multiprocessor
-
-
-PRODUCT = Schedule()
+    ring: int = 4  # row tiles
+    blocks: int = 4  # of a multiprocessor
 
 
 @cache
-def make(depth: int, few: bool = False, schedule=PRODUCT) -> Program:
-    """A row is `depth` records. few: `plan` is the router's choice, up to 32 pairs."""
+def schedule_of(depth: int, tiles: int, few: bool) -> Schedule:
+    """Four warps fit beside two blocks of gate_up, and so fetch their weights meanwhile."""
+    if depth > 4:
+        return Schedule(ring=3, blocks=2)
+    if few:
+        return Schedule(warps=8, ring=3, blocks=2)
+    return Schedule(rows=4 if tiles % 8 else 8)
+
+
+@cache
+def make(depth: int, few: bool, schedule: Schedule) -> Program:
+    """A row is `depth` records. few: `plan` is the router's choice, up to FEW pairs."""
     warps, rows, ring = schedule.warps, schedule.rows, schedule.ring
     chains = slices(depth)
     own = depth // chains  # records of a chain
@@ -44,7 +59,8 @@ def make(depth: int, few: bool = False, schedule=PRODUCT) -> Program:
     full, tail = pieces // WARP, pieces % WARP
     ahead, last_slot = ring - 1, ring - 1
     columns, operands = depth * COLUMNS, depth * 8
-    group_few = grouping(NARROW)
+    threads = WARP * warps
+    group_few = grouping(NARROW, threads)
     assert depth <= MOST_DEPTH and chains <= 2 and ahead <= rows
 
     @cuda.jit(device=True, inline="always")
@@ -55,7 +71,7 @@ def make(depth: int, few: bool = False, schedule=PRODUCT) -> Program:
             ptx.copy16(slot + full * 512, source, full * 128)
 
     @kernel(
-        threads=WARP * warps,
+        threads=threads,
         name=f"moe_down{'_few' if few else ''}_{columns}_" + "_".join(map(str, schedule)),
         min_blocks=schedule.blocks,
         shared_bytes=warps * ring * stage,
@@ -87,10 +103,17 @@ def make(depth: int, few: bool = False, schedule=PRODUCT) -> Program:
         put, got_scales = base + lane * 16, base + column * 8 + 4 * SCALES
         stream = ptx.at(records, first_tile * tile_words + lane * 4)
         if few:
+            places = cuda.shared.array(FEW_EXPERTS, int32)
+            sums_of = cuda.shared.array(WARP, int32)
+            i = thread
+            while i < experts:
+                places[i] = 0
+                i += threads
+            cuda.syncthreads()
+        if few:
             entries_of = cuda.shared.array(FEW_ENTRIES, int32)
             pairs_of = cuda.shared.array(FEW_PAIRS, int32)
-            if warp == 0:
-                group_few(plan, count, experts, entries_of, pairs_of)
+            group_few(plan, count, experts, places, sums_of, entries_of, pairs_of)
             cuda.syncthreads()
         else:
             entries_of, pairs_of = plan, pairs
@@ -101,16 +124,17 @@ def make(depth: int, few: bool = False, schedule=PRODUCT) -> Program:
         over, group_over = divided(stride, groups)
         expert_words = tiles * tile_words
         tile_count = int32(entries_of[0])
+        last_tile = int32(tile_count - 1)
         here = tile < tile_count
         next_tile, next_group = int32(tile + over), int32(group + group_over)
         if next_group >= groups:
             next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
-        entry = next_entry = pair = int32(0)
+        entry = next_entry = later_entry = pair = int32(0)
         source = stream
         if here:
             entry = int32(entries_of[1 + tile])
-            next_entry = int32(entries_of[1 + min(next_tile, tile_count - 1)])
-            pair = int32(pairs_of[tile * NARROW + min(column, (entry >> 16) - 1)])
+            next_entry = int32(entries_of[1 + min(next_tile, last_tile)])
+            pair = int32(pairs_of[tile * NARROW + min(column, int32((entry >> 16) - 1))])
             place = (entry & 0xFFFF) * expert_words + group * (rows * tile_words)
             source = ptx.at(stream, place)
             for s in range(ahead):
@@ -136,9 +160,8 @@ def make(depth: int, few: bool = False, schedule=PRODUCT) -> Program:
                 later_tile, later_group = int32(next_tile + over), int32(next_group + group_over)
                 if later_group >= groups:
                     later_tile, later_group = int32(later_tile + 1), int32(later_group - groups)
-                later_entry = int32(entries_of[1 + min(later_tile, tile_count - 1)])
-                there = min(next_tile, tile_count - 1) * NARROW
-                next_pair = int32(pairs_of[there + min(column, (next_entry >> 16) - 1)])
+                there = min(next_tile, last_tile) * NARROW
+                next_pair = int32(pairs_of[there + min(column, int32((next_entry >> 16) - 1))])
                 width = own_tiles * ROWS
                 left = int32(ptx.shfl_idx(pair, quad * 8))
                 right = int32(ptx.shfl_idx(pair, quad * 8 + 4))
@@ -149,6 +172,8 @@ def make(depth: int, few: bool = False, schedule=PRODUCT) -> Program:
                     ptx.copy_wait(ring - 2)
                     cuda.syncwarp()
                     if n == rows - ahead:
+                        # for the item after next: in time, and waited for by nobody
+                        later_entry = int32(entries_of[1 + min(later_tile, last_tile)])
                         place = (next_entry & 0xFFFF) * expert_words
                         source = ptx.at(stream, place + next_group * (rows * tile_words))
                     if n < rows - ahead or more:

@@ -6,12 +6,12 @@
     combine (moe_combine)  the picks of a token in their order, and the base
 
 Weights are the 16-row operand of the mma, pairs its 8 columns: how many pairs a tile holds changes
-no bit, and so there are three ways, chosen by their number alone. Up to 32 pairs need no grouping
+no bit, and so there are three ways, chosen by their number alone. Up to 136 pairs need no grouping
 launch. Where experts have several pairs each, tiles of 32 columns (moe_wide) share the work of
 dequantising. In between, memory is what counts, and tiles of 8 stream weights at its rate.
 
-y never leaves the L2 cache: where all of it is too large, down and combine take a part of the
-hidden columns at a time. Nothing is read back, and no launch depends on what was routed.
+Where all of y is too large, down and combine take a part of the hidden columns at a time. Nothing
+is read back, and no launch depends on what was routed.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,19 @@ from ddtree_numba.kernels import driver, moe_combine, moe_down, moe_sliced, moe_
 from ddtree_numba.kernels.arguments import require
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.kernels.moe_records import COLUMNS, ROWS, Records, filled, records_shape
-from ddtree_numba.kernels.moe_tiles import FEW, MOST_EXPERTS, NARROW, WIDE, Program, most_tiles
+from ddtree_numba.kernels.moe_tiles import (
+    FEW,
+    FEW_EXPERTS,
+    MOST_EXPERTS,
+    NARROW,
+    WIDE,
+    Program,
+    most_tiles,
+)
 from ddtree_numba.spec.numerics import BF16
 
-BUSY = 4  # pairs an expert, on average, from which wide tiles pay
-MOST_PRODUCTS = 8 << 20  # float32 of y at a time, 32 MiB: they stay in the L2 of an H200
+BUSY = 8  # pairs an expert, on average, from which wide tiles pay
+MOST_PRODUCTS = 16 << 20  # float32 of y at a time, 64 MiB: half the L2 of an RTX PRO 6000
 FEW_WAY = 0  # instead of the columns of a tile
 RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
@@ -79,14 +87,15 @@ def moe_int4(x, experts, weights, gate_up, down, base=None, *, workspace, out, s
     count = rows * picks
     if count == 0:
         return out
-    few, wide = count <= FEW, count >= BUSY * total
+    few = count <= FEW and total <= FEW_EXPERTS
+    wide = count >= BUSY * total
     width = WIDE if wide else NARROW
     plan, pairs, items = experts, None, count
     if not few:
         plan, pairs, items = workspace.plan, workspace.pairs, most_tiles(count, total, width)
-        group = moe_tiles.make(width, 512 if total <= 512 else MOST_EXPERTS)
+        group = moe_tiles.make(width)
         group.launch(1, experts, plan, pairs, count, total, stream=stream)
-    first, second = programs(gate_up.words.shape[2], depth, FEW_WAY if few else width)
+    first, second = programs(gate_up.words.shape[2], depth, tiles, FEW_WAY if few else width)
     hidden, products = workspace.hidden, workspace.products
     numbers = count, picks, total
     own = 0, gate_up.words.shape[1]
@@ -104,7 +113,7 @@ def moe_int4(x, experts, weights, gate_up, down, base=None, *, workspace, out, s
 
 
 @cache
-def programs(depth: int, down_depth: int, way: int) -> tuple[Program, Program]:
+def programs(depth: int, down_depth: int, down_tiles: int, way: int) -> tuple[Program, Program]:
     """gate_up and down for rows of so many records; way: columns of a tile, or FEW_WAY."""
     if way == WIDE:
         return moe_wide.make(depth, True), moe_wide.make(down_depth, False)
@@ -112,7 +121,8 @@ def programs(depth: int, down_depth: int, way: int) -> tuple[Program, Program]:
     first = moe_sliced.make(depth, True, few)
     if down_depth > moe_down.MOST_DEPTH:
         return first, moe_sliced.make(down_depth, False, few)
-    return first, moe_down.make(down_depth, few)
+    schedule = moe_down.schedule_of(down_depth, down_tiles, few)
+    return first, moe_down.make(down_depth, few, schedule)
 
 
 def _run(program, items, own, x, records, plan, pairs, out, numbers, stream) -> None:
@@ -162,6 +172,6 @@ def instances() -> list[Kernel]:
     for hidden, inner in ((7168, 2048), (192, 256)):
         for ranks, way in product((1, 2, 4, 8), (FEW_WAY, NARROW, WIDE)):
             depth, down_depth = (filled(n) // COLUMNS for n in (hidden, inner // ranks))
-            pair = programs(depth, down_depth, way)
+            pair = programs(depth, down_depth, hidden // ROWS, way)
             made |= {program.kernel.name: program.kernel for program in pair}
     return list(made.values())

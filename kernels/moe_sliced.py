@@ -17,7 +17,15 @@ from ddtree_numba.kernels.arguments import bf16, read, write
 from ddtree_numba.kernels.launch import kernel
 from ddtree_numba.kernels.moe_arithmetic import UNSCALED, dequantize, gated, multiply, scales
 from ddtree_numba.kernels.moe_records import BYTES, COLUMNS, ROWS, SCALES, WORDS, slices
-from ddtree_numba.kernels.moe_tiles import FEW, NARROW, WARP, Program, divided, grouping
+from ddtree_numba.kernels.moe_tiles import (
+    FEW,
+    FEW_EXPERTS,
+    NARROW,
+    WARP,
+    Program,
+    divided,
+    grouping,
+)
 
 PIECES = BYTES // 16  # of a record
 TILE_SUMS = 4 * ROWS * NARROW  # bytes
@@ -42,7 +50,7 @@ def make(
 ) -> Program:
     """A row is `depth` records. gate_up: rows of x are those of tokens; else, of pairs.
 
-    few: `plan` is the router's choice, up to 32 pairs, and blocks group them.
+    few: `plan` is the router's choice, up to FEW pairs, and blocks group them.
     raw: float32 sums instead of activations, for tests of the order of summation.
     """
     warps = slices(depth)
@@ -59,11 +67,12 @@ def make(
     columns = depth * COLUMNS
     sums, sums_bytes = warps * ring * stage, warps * rows * TILE_SUMS  # behind the rings, two
     count2, count4, count8, operands = rows * 2, rows * 4, rows * 8, each * 8
-    entries = rows * 64
+    entries = rows * 64  # gate and up of a row and a pair
+    rounds = -(-entries // threads)
     gate = gate_up and not raw
     tile_width = ROWS // 2 if gate else ROWS
     element = bf16 if gate else float32
-    group_few = grouping(NARROW)
+    group_few = grouping(NARROW, threads)
     kind = ("gate_up" if gate_up else "down") + ("_few" if few else "") + ("_raw" if raw else "")
     assert 0 < rows * tail <= WARP
 
@@ -121,23 +130,34 @@ def make(
         expert_words = tiles * tile_words
         tile, group = divided(cuda.blockIdx.x, groups)
         over, group_over = divided(cuda.gridDim.x, groups)
+        if few:
+            places = cuda.shared.array(FEW_EXPERTS, int32)
+            sums_of = cuda.shared.array(WARP, int32)
+            i = thread
+            while i < experts:
+                places[i] = 0
+                i += threads
+            cuda.syncthreads()
         ptx.wait_for_previous()
         ptx.launch_next()
         if few:
             entries_of = cuda.shared.array(FEW_ENTRIES, int32)
             pairs_of = cuda.shared.array(FEW_PAIRS, int32)
-            if warp == 0:
-                group_few(plan, count, experts, entries_of, pairs_of)
+            group_few(plan, count, experts, places, sums_of, entries_of, pairs_of)
             cuda.syncthreads()
         else:
             entries_of, pairs_of = plan, pairs
+            entry = int32(plan[1 + tile])  # beside the number of tiles, not behind it
         tile_count = int32(entries_of[0])
+        last_tile = int32(tile_count - 1)
         if tile < tile_count:
-            entry = int32(entries_of[1 + tile])
+            if few:
+                entry = int32(entries_of[1 + tile])
+            later_entry = int32(0)
             next_tile, next_group = int32(tile + over), int32(group + group_over)
             if next_group >= groups:
                 next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
-            next_entry = int32(entries_of[1 + min(next_tile, tile_count - 1)])
+            next_entry = int32(entries_of[1 + min(next_tile, last_tile)])
             place = (entry & 0xFFFF) * expert_words + group * (rows * tile_words)
             source = ptx.at(stream, place)
             for s in range(ahead):
@@ -145,7 +165,7 @@ def make(
                 ptx.copy_commit()
                 source = ptx.at(source, each * WORDS)
             source_tail = ptx.at(source, to_tail)
-            pair = int32(pairs_of[tile * NARROW + min(column, (entry >> 16) - 1)])
+            pair = int32(pairs_of[tile * NARROW + min(column, int32((entry >> 16) - 1))])
             row = ptx.at(slice_in, row_of(pair, picks))
             b = cuda.local.array(operands, uint32)
             for n in range(each * 2):
@@ -158,14 +178,12 @@ def make(
             addends = cuda.local.array(count2, uint32)
             a = cuda.local.array(count8, uint32)
             while tile < tile_count:
-                # The entry of the item after next: its place is needed before this one ends.
                 more = next_tile < tile_count
                 later_tile, later_group = int32(next_tile + over), int32(next_group + group_over)
                 if later_group >= groups:
                     later_tile, later_group = int32(later_tile + 1), int32(later_group - groups)
-                later_entry = int32(entries_of[1 + min(later_tile, tile_count - 1)])
-                there = min(next_tile, tile_count - 1) * NARROW
-                next_pair = int32(pairs_of[there + min(column, (next_entry >> 16) - 1)])
+                there = min(next_tile, last_tile) * NARROW
+                next_pair = int32(pairs_of[there + min(column, int32((next_entry >> 16) - 1))])
                 for n in range(count4):
                     total[n] = float32(0)
                 step = int32(0)
@@ -173,6 +191,8 @@ def make(
                     ptx.copy_wait(ring - 2)
                     cuda.syncwarp()
                     if step == steps - ahead:
+                        # for the item after next: in time, and waited for by nobody
+                        later_entry = int32(entries_of[1 + min(later_tile, last_tile)])
                         place = (next_entry & 0xFFFF) * expert_words
                         source = ptx.at(stream, place + next_group * (rows * tile_words))
                         source_tail = ptx.at(source, to_tail)
@@ -213,26 +233,26 @@ def make(
                     to, c = meeting + (warp * rows + r) * TILE_SUMS + lane * 16, 4 * r
                     ptx.sts4_f(to, total[c], total[c + 1], total[c + 2], total[c + 3])
                 cuda.syncthreads()
-                i = thread
-                while i < entries:
-                    r, holder, side = i >> 6, (i & 63) >> 1, i & 1
-                    token = (holder & 3) * 2 + side
-                    owner = int32(ptx.shfl_idx(pair, token * 4))
-                    at = meeting + r * TILE_SUMS + holder * 16 + side * 4
-                    above, below = ptx.lds1_f(at), ptx.lds1_f(at + 8)
-                    for s in range(1, warps):
-                        above = above + ptx.lds1_f(at + s * rows * TILE_SUMS)
-                        below = below + ptx.lds1_f(at + s * rows * TILE_SUMS + 8)
-                    above, below = above * UNSCALED, below * UNSCALED
-                    if token < entry >> 16:
-                        to = owner * own_tiles * tile_width
-                        to = to + (group * rows + r) * tile_width + (holder >> 2)
-                        if gate:
-                            out[to] = ptx.round_bf16(gated(above, below))
-                        else:
-                            out[to] = above
-                            out[to + 8] = below
-                    i += threads
+                for n in range(rounds):
+                    i = int32(thread + n * threads)
+                    if i < entries:
+                        r, holder, side = i >> 6, (i & 63) >> 1, i & 1
+                        token = (holder & 3) * 2 + side
+                        owner = int32(ptx.shfl_idx(pair, token * 4))
+                        at = meeting + r * TILE_SUMS + holder * 16 + side * 4
+                        above, below = ptx.lds1_f(at), ptx.lds1_f(at + 8)
+                        for s in range(1, warps):
+                            above = above + ptx.lds1_f(at + s * rows * TILE_SUMS)
+                            below = below + ptx.lds1_f(at + s * rows * TILE_SUMS + 8)
+                        above, below = above * UNSCALED, below * UNSCALED
+                        if token < entry >> 16:
+                            to = owner * own_tiles * tile_width
+                            to = to + (group * rows + r) * tile_width + (holder >> 2)
+                            if gate:
+                                out[to] = ptx.round_bf16(gated(above, below))
+                            else:
+                                out[to] = above
+                                out[to + 8] = below
                 tile, group, entry, pair = next_tile, next_group, next_entry, next_pair
                 next_tile, next_group, next_entry = later_tile, later_group, later_entry
             ptx.copy_wait(0)

@@ -181,14 +181,15 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
         over, group_over = divided(cuda.gridDim.x, groups)
         ptx.wait_for_previous()
         ptx.launch_next()
-        tile_count = int32(plan[0])
+        tile_count, entry = int32(plan[0]), int32(plan[1 + tile])
+        last_tile = int32(tile_count - 1)
         if tile < tile_count:
-            entry = int32(plan[1 + tile])
+            later_entry = int32(0)
             next_tile, next_group = int32(tile + over), int32(group + group_over)
             if next_group >= groups:
                 next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
-            next_entry = int32(plan[1 + min(next_tile, tile_count - 1)])
-            pair = int32(pairs[tile * WIDE + min(lane, (entry >> 16) - 1)])
+            next_entry = int32(plan[1 + min(next_tile, last_tile)])
+            pair = int32(pairs[tile * WIDE + min(lane, int32((entry >> 16) - 1))])
             active = group * BLOCK_TILES + warp * EACH < own_tiles
             place = (entry & 0xFFFF) * expert_words + group * (BLOCK_TILES * tile_words)
             source = ptx.at(stream, place)
@@ -203,14 +204,12 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
             taken = int32(0)
             chain = cuda.local.array(SUMS, float32)
             while tile < tile_count:
-                # The entry of the item after next: its place is needed before this one ends.
                 more = next_tile < tile_count
                 later_tile, later_group = int32(next_tile + over), int32(next_group + group_over)
                 if later_group >= groups:
                     later_tile, later_group = int32(later_tile + 1), int32(later_group - groups)
-                later_entry = int32(plan[1 + min(later_tile, tile_count - 1)])
-                there = min(next_tile, tile_count - 1) * WIDE
-                next_pair = int32(pairs[there + min(lane, (next_entry >> 16) - 1)])
+                there = min(next_tile, last_tile) * WIDE
+                next_pair = int32(pairs[there + min(lane, int32((next_entry >> 16) - 1))])
                 next_active = next_group * BLOCK_TILES + warp * EACH < own_tiles
                 for n in range(SUMS):
                     chain[n] = float32(0)
@@ -220,6 +219,8 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
                     cuda.syncthreads()
                     filling = taken + ahead * stage if taken == 0 else taken - stage
                     if step == steps - ahead:
+                        # for the item after next: in time, and waited for by nobody
+                        later_entry = int32(plan[1 + min(later_tile, last_tile)])
                         place = (next_entry & 0xFFFF) * expert_words
                         source = ptx.at(stream, place + next_group * (BLOCK_TILES * tile_words))
                         row = ptx.at(piece, row_of(int32(ptx.shfl_idx(next_pair, copied)), picks))
