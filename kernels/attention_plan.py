@@ -17,7 +17,6 @@ from functools import cache
 
 from numba import cuda, int32, int64
 
-from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import read, update
 from ddtree_numba.kernels.attention_splits import BEFORE1, BEFORE2, CHUNK, split_of, split_start
 from ddtree_numba.kernels.launch import Kernel, kernel
@@ -27,30 +26,6 @@ FINENESS = 64  # candidates from the mean load, or the longest piece, to its dou
 ITEM = 8  # integers
 # Estimated time: of a chunk of one unit, of each further unit in it, of a piece as such.
 FIRST_UNIT, FURTHER_UNIT, PIECE = 6, 3, 10
-
-
-@cuda.jit(device=True, inline="always")
-def span_of(items, i):
-    """Request, first unit, first position, chunks, last position, 1 for a tail."""
-    r, unit, _, first = ptx.ldg4(items, i * ITEM)
-    chunks, last, _, tail = ptx.ldg4(items, i * ITEM + 4)
-    return int32(r), int32(unit), int32(first), int32(chunks), int32(last), int32(tail)
-
-
-@cuda.jit(device=True, inline="always")
-def place_of(items, i, splits, units):
-    """Where the piece's partials go: [request, split, unit] as one index; and how many units."""
-    r, unit, many, _ = ptx.ldg4(items, i * ITEM)
-    _, _, split, _ = ptx.ldg4(items, i * ITEM + 4)
-    return (int32(r) * splits + int32(split)) * units + int32(unit), int32(many)
-
-
-@cuda.jit(device=True, inline="always")
-def same_units(items, i):
-    """Whether piece i is shared by the units of the one before it."""
-    r, unit, _, _, _, _ = span_of(items, i - 1)
-    next_r, next_unit, _, _, _, tail = span_of(items, i)
-    return tail == 0 and next_r == r and next_unit == unit
 
 
 @cache

@@ -8,7 +8,6 @@ keys of a column, and eight lanes make the column's 32.
 from numba import cuda, float32, int32, uint32
 
 from ddtree_numba.kernels import ptx
-from ddtree_numba.kernels.attention_plan import place_of
 from ddtree_numba.kernels.attention_splits import CHUNK
 from ddtree_numba.kernels.attention_tiles import (
     ADDING,
@@ -22,7 +21,10 @@ from ddtree_numba.kernels.attention_tiles import (
     WEIGHTS,
     Layout,
     multiply,
+    place_of,
 )
+
+FRAGMENTS = 4 * 2  # registers of keys, of both tiles
 
 
 def make_scorer(layout: Layout, tail: bool):
@@ -60,23 +62,30 @@ def make_scorer(layout: Layout, tail: bool):
                     query[z + 1] = ptx.ldg1(q, at + 16 * k + 8)
 
     @cuda.jit(device=True, inline="always")
-    def score(shared, query, turn, first, count, last, scale, items, i, tops, splits, all_units):
+    def fetch(a, at, h, j, slice_of):
+        """The keys of tile h, step j."""
+        if j < steps and (not uneven or slice_of * steps + j < total_steps):
+            z = 4 * h
+            a[z], a[z + 1], a[z + 2], a[z + 3] = ptx.ldmatrix4(at + h * 16 * row + j * 32)
+
+    @cuda.jit(device=True, inline="always")
+    def score(shared, query, turn, first, count, last, scale, pieces, i, tops, splits, all_units):
         """Weights of `count` chunks, from the block's number `turn` on; returns the next."""
         tid = int32(ptx.thread_x()) - ADDING
-        lane, warp = tid & 31, tid >> 5
+        lane, warp = int32(tid & 31), int32(tid >> 5)
         g, t = lane >> 2, lane & 3
         slice_of, half = warp & 1, warp >> 1
         keys = int32(shared + (lane & 15) * row + (lane >> 4) * 16 + slice_of * steps * 32)
         write = int32(shared + scores_at + slice_of * slice_bytes + 2 * t * SCORE_ROW + 4 * g)
         # a lane's four columns and its four keys in them
-        four, quad = lane >> 3, lane & 7
-        own = half * mine * 8 + slice_of * mine * 4 + four
+        four, quad = lane >> 3, int32(lane & 7)
+        own = int32(half * mine * 8 + slice_of * mine * 4 + four)
         if units == 1:
-            keys += half * 16 * row
-            write += half * 64
-            own = (warp & 1) * 4 + four
+            keys = int32(keys + half * 16 * row)
+            write = int32(write + half * 64)
+            own = int32((warp & 1) * 4 + four)
         else:
-            write += half * mine * 8 * SCORE_ROW
+            write = int32(write + half * mine * 8 * SCORE_ROW)
         read = int32(shared + scores_at + own * SCORE_ROW + 16 * quad)
         put = int32(shared + weights_at + own * WEIGHT_ROW + 8 * quad)
         s = cuda.local.array(score_words, float32)
@@ -84,26 +93,31 @@ def make_scorer(layout: Layout, tail: bool):
         total = cuda.local.array(mine, float32)
         high = cuda.local.array(mine, float32)  # greatest score, then the decay
         x = cuda.local.array(own_words, float32)
+        a = cuda.local.array(FRAGMENTS, uint32)
         for n in range(mine):
             top[n] = LOWEST
             total[n] = float32(0)
         p = int32(first + 4 * quad)
         end = int32(turn + count)
         while turn < end:
-            b = turn & 1
+            b = int32(turn & 1)
             at = int32(keys + b * tile)
             for z in range(score_words):
                 s[z] = float32(0)
-            while ptx.mbarrier_passed(shared + here_at + 8 * b, turn >> 1 & 1) == 0:
+            while ptx.mbarrier_passed(shared + here_at + 8 * b, int32(turn >> 1 & 1)) == 0:
                 pass
             cuda.syncwarp()
+            for h in range(halves):
+                fetch(a, at, h, 0, slice_of)
             for j in range(steps):
-                if not uneven or slice_of * steps + j < total_steps:
-                    for h in range(halves):
-                        a0, a1, a2, a3 = ptx.ldmatrix4(at + h * 16 * row + 32 * j)
-                        for n in range(mine):
-                            y = 2 * (n * steps + j)
-                            multiply(s, 4 * (h * mine + n), a0, a1, a2, a3, query, y)
+                for h in range(halves):
+                    z = 4 * h
+                    a0, a1, a2, a3 = a[z], a[z + 1], a[z + 2], a[z + 3]
+                    fetch(a, at, h, j + 1, slice_of)  # a step ahead of its use
+                    if not uneven or slice_of * steps + j < total_steps:
+                        for u in range(mine):
+                            y = 2 * (u * steps + j)
+                            multiply(s, 4 * (h * mine + u), a0, a1, a2, a3, query, y)
             ptx.bar_sync(EXCHANGE, SCORING)  # the scores before have been read
             for h in range(halves):
                 for n in range(mine):
@@ -155,9 +169,9 @@ def make_scorer(layout: Layout, tail: bool):
                     total[n] = ptx.fma(total[n], high[n], x[4 * n])
                     for e in range(1, 4):
                         total[n] = ptx.add(total[n], x[4 * n + e])
-            p += CHUNK
-            turn += 1
-        place, many = place_of(items, i, splits, all_units)
+            p = int32(p + CHUNK)
+            turn = int32(turn + 1)
+        place, many = place_of(pieces, i, splits, all_units)
         if units > 1 or warp < 2:
             for n in range(mine):
                 for e in range(3):

@@ -13,9 +13,10 @@ knows how many others there are. A tile is there when its mbarrier's phase has e
 are there when the named barrier WEIGHTS opens. There are two of each, taken in turn.
 """
 
-from numba import cuda, float32
+from numba import cuda, float32, int32
 
 from ddtree_numba.kernels import ptx
+from ddtree_numba.kernels.attention_plan import ITEM
 from ddtree_numba.kernels.attention_splits import CHUNK
 
 ADDERS, SCORERS = 8, 4  # warps
@@ -24,6 +25,7 @@ ALL, SCORING, ADDING = THREADS, 32 * SCORERS, 32 * ADDERS
 EXCHANGE, WEIGHTS = 1, 2  # named barriers; the latter is two, one a buffer
 SCORE_ROW = 4 * CHUNK + 16  # bytes of a column's scores, and of its weights: the sixteen bytes
 WEIGHT_ROW = 2 * CHUNK + 16  # put eight rows into different banks, as in a row of keys
+WINDOW = 64  # pieces that a block has in shared memory
 GROWTH = float32(8)  # powers of two that a score may exceed top by
 LOWEST = float32(-3e38)  # finite, so that a difference of two is no NaN
 
@@ -43,7 +45,8 @@ class Layout:
         self.decay = self.weights + 2 * self.buffer
         column = 2 * (SCORE_ROW + WEIGHT_ROW + 4)
         self.here = self.scores + 8 * most_units * column  # mbarriers of the tiles
-        self.bytes = self.here + 16
+        self.list = self.here + 16
+        self.bytes = self.list + 4 * ITEM * WINDOW
         self.tiles = latent // 16
         self.each = -(-self.tiles // ADDERS)  # tiles of latent columns a warp
         self.steps = width // 16
@@ -56,3 +59,27 @@ def multiply(d, z, a0, a1, a2, a3, b, y):
     d[z], d[z + 1], d[z + 2], d[z + 3] = ptx.mma(
         a0, a1, a2, a3, b[y], b[y + 1], d[z], d[z + 1], d[z + 2], d[z + 3]
     )
+
+
+@cuda.jit(device=True, inline="always")
+def span_of(pieces, i):
+    """Request, first unit, first position, chunks, last position, 1 for a tail."""
+    r, unit, _, first = ptx.lds4(pieces + 4 * ITEM * i)
+    chunks, last, _, tail = ptx.lds4(pieces + 4 * ITEM * i + 16)
+    return int32(r), int32(unit), int32(first), int32(chunks), int32(last), int32(tail)
+
+
+@cuda.jit(device=True, inline="always")
+def place_of(pieces, i, splits, units):
+    """Where the piece's partials go: [request, split, unit] as one index; and how many units."""
+    r, unit, many, _ = ptx.lds4(pieces + 4 * ITEM * i)
+    _, _, split, _ = ptx.lds4(pieces + 4 * ITEM * i + 16)
+    return int32((int32(r) * splits + int32(split)) * units + int32(unit)), int32(many)
+
+
+@cuda.jit(device=True, inline="always")
+def same_units(pieces, i):
+    """Whether piece i is shared by the units of the one before it."""
+    r, unit, _, _, _, _ = span_of(pieces, i - 1)
+    next_r, next_unit, _, _, _, tail = span_of(pieces, i)
+    return tail == 0 and next_r == r and next_unit == unit

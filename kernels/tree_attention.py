@@ -1,9 +1,10 @@
 """Attention of a tree over a paged prefix and its nodes' own paths; see `spec/tree_attention.py`.
 
 Three launches. `plan_attention`, once a step: who does what (`attention_plan.py`). Then, in every
-layer, the partials of all splits, by blocks that stay (`attention_chunks.py`), and their sum
-(`attention_merge.py`). A split that is committed in full is shared by up to UNITS units; the splits
-that a node's own path reaches run with that node alone, each key from its page or from scratch.
+layer, the partials of all splits, by blocks that stay (`attention_partials.py`), and their sum
+(`attention_merge.py`). A split that is committed in full is shared by a few units, a unit being a
+node with eight of its heads; the splits that a node's own path reaches run with that unit alone,
+each key from its page or from scratch.
 
 Chunks are 32 keys, splits grow with their position (`attention_splits.py`); the specification's are
 64, and others. bfloat16 only. No result depends on the number of blocks, of units a block, or on
@@ -18,12 +19,17 @@ import numpy as np
 
 from ddtree_numba.kernels import attention_merge, attention_partials, attention_plan
 from ddtree_numba.kernels.arguments import require
+from ddtree_numba.kernels.attention_merge import MOST
 from ddtree_numba.kernels.attention_plan import ITEM
 from ddtree_numba.kernels.attention_splits import PAGE, SHIFTS, split_of
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.spec.numerics import BF16
 
-UNITS = (1, 4, 6)  # of a piece: what registers of 384 threads hold, and what small trees need
+UNITS = (
+    1,
+    4,
+)  # of a piece, that kernels are made for. With six, the registers of 384 threads leave
+# no room for keys loaded ahead of their use, and a chunk takes longer than twice one of four.
 
 
 @dataclass(frozen=True)
@@ -126,11 +132,15 @@ def tree_attention(
     require("page_table", page_table, (requests, table_width), "int32")
     require("paths", paths, (requests, nodes, depths), "int32")
     require("out", out, (requests, nodes, heads, latent), BF16)
-    if width % 16 or latent % 16 or not 0 < latent <= width <= latent + 128:
+    if width % 16 or latent % 16 or not latent <= width <= latent + 128:
         raise ValueError(f"latent {latent}, width {width}: expected multiples of 16, 128 apart")
+    if latent > 128 and latent not in (256, 512):
+        raise ValueError(f"latent {latent}: expected up to 128, 256 or 512")
     parts = -(-heads // 8)
     positions = table_width * PAGE
     splits, _ = split_counts(nodes * parts, depths, positions)
+    if splits > MOST:
+        raise ValueError(f"page_table: {positions} positions make {splits} splits, at most {MOST}")
     blocks = len(workspace.ranges) - 1
     _require_workspace(workspace, requests, nodes, depths, heads, latent, positions, blocks)
     if requests * nodes * heads == 0:
@@ -194,4 +204,4 @@ def instances() -> list[Kernel]:
         for units in UNITS
     ]
     made += [attention_merge.make(latent) for latent in (512, 64)]
-    return made + [attention_plan.make(each, 1) for each in (0, 5, 6)]
+    return made + [attention_plan.make(each, 1) for each in (0, 2, 3, 4)]

@@ -9,8 +9,6 @@ import pytest
 
 pytest.importorskip("numba.cuda")
 
-from ddtree_numba.kernels.attention_plan import FIRST_UNIT, FURTHER_UNIT, PIECE
-from ddtree_numba.kernels.attention_splits import CHUNK, EDGES, split_of, split_start
 from ddtree_numba.kernels.tree_attention import Workspace, plan_attention, tree_attention, workspace
 from ddtree_numba.spec import tree_attention as spec
 from ddtree_numba.spec.numerics import BF16, F32
@@ -96,72 +94,6 @@ def decoding(given, wanted):
     )
 
 
-# --- the plan
-
-
-def planned(starts, sizes, nodes, depths, heads=8, blocks=5, rng=None):
-    """Items by block, of random trees."""
-    paths = np.full((len(starts), nodes, depths), -1, np.int32)
-    for r, size in enumerate(sizes):
-        for i in range(size):
-            paths[r, i, : 1 + rng.integers(min(i + 1, depths))] = 0
-    sizes, starts = np.array(sizes, np.int32), np.array(starts, np.int32)
-    positions = int(starts.max()) + 64
-    shapes = workspace(len(starts), nodes, depths, heads, 0, positions, blocks)
-    space = Workspace(**{name: np.empty(*each) for name, each in shapes.items()})
-    plan_attention(starts, paths, sizes, heads=heads, positions=positions, workspace=space)
-    ranges = space.ranges.tolist()
-    return space, [space.items[a:b] for a, b in zip(ranges, ranges[1:], strict=False)]
-
-
-@pytest.mark.parametrize("heads", [1, 8, 16])
-@pytest.mark.parametrize(
-    "starts, sizes, nodes",
-    [([0], [1], 1), ([40_000, 0, 130], [17, 0, 3], 17), ([8192] * 3, [33, 1, 12], 40)],
-)
-def test_the_plan_covers_every_key_once(starts, sizes, nodes, heads, rng):
-    """Each unit meets its positions in order, whole splits each, whichever block has them."""
-    parts = -(-heads // 8)
-    space, blocks = planned(starts, sizes, nodes, 9, heads=heads, rng=rng)
-    met = {}
-    for r, unit, many, first, chunks, last, split, _ in np.concatenate(blocks).tolist():
-        assert split_start.py_func(split) == first
-        end = min(split_start.py_func(split + 1), first + CHUNK * chunks)
-        for u in range(unit, unit + many):
-            node_last = int(space.lasts[r, u // parts])
-            assert last <= node_last
-            met.setdefault((r, u), []).append((first, min(end - 1, node_last)))
-    wanted = {(r, u) for r, size in enumerate(sizes) for u in range(size * parts)}
-    assert set(met) == wanted
-    for (r, u), spans in met.items():
-        spans.sort()
-        assert spans[0][0] == 0 and spans[-1][1] == space.lasts[r, u // parts]
-        assert all(a[1] + 1 == b[0] for a, b in zip(spans, spans[1:], strict=False))
-
-
-def test_the_plan_shares_the_work_evenly(rng):
-    """By the time that it estimates: no block has a tenth more than the mean."""
-    _, blocks = planned([131_072], [17], 17, 9, blocks=132, rng=rng)
-    each = FIRST_UNIT, FIRST_UNIT + 5 * FURTHER_UNIT  # of a tail's chunk, of a shared one
-    times = [sum(PIECE + i[4] * each[not i[7]] for i in block.tolist()) for block in blocks]
-    assert max(times) <= 1.1 * np.mean(times)
-
-
-def test_an_empty_batch_has_an_empty_plan(rng):
-    space, _ = planned([5, 9], [0, 0], 4, 3, rng=rng)
-    assert not space.ranges.any() and (space.lasts == -1).all()
-
-
-def test_splits_follow_each_other():
-    of, start = split_of.py_func, split_start.py_func
-    for s in range(of(262_144)):
-        assert of(start(s)) == s == of(start(s + 1) - 1) and start(s) % CHUNK == 0
-    assert of(EDGES[0]) == of(EDGES[0] - 1) + 1
-
-
-# --- the attention
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_specification(name, rng):
     given = inputs(CASES[name], rng)
@@ -244,13 +176,24 @@ def device_run(given, blocks=132):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_gpu_small_shapes(name, rng):
+    """Few keys and nodes: what compute-sanitizer runs."""
+    given = inputs(CASES[name], rng)
+    out, expected = device_run(given, blocks=5), spec.tree_attention(**given)
+    np.testing.assert_allclose(out.astype(F32), expected.astype(F32), **spec.TOLERANCE)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("nodes", [1, 2, 9, 17, 31, 32, 33, 63, 64, 65, 129, 257])
 def test_gpu_error_against_float64(nodes, rng):
     given = inputs(dict(starts=[1000], sizes=[nodes], N=nodes, **K26), rng)
     out = device_run(given)
-    expected = spec.tree_attention(**given)
-    np.testing.assert_allclose(out.astype(F32), expected.astype(F32), **spec.TOLERANCE)
-    error = np.abs(out.astype(np.float64) - dense(given))
+    some = [(0, int(i)) for i in np.unique(np.linspace(0, nodes - 1, 6).astype(int))]
+    found, alone = np.array([out[at] for at in some])[:, None], decoding(given, some)
+    expected = spec.tree_attention(**alone)
+    np.testing.assert_allclose(found.astype(F32), expected.astype(F32), **spec.TOLERANCE)
+    error = np.abs(found.astype(np.float64) - dense(alone))
     assert error.max() < ERROR * np.abs(given["scratch"].astype(F32)).max()
 
 
@@ -275,7 +218,7 @@ def test_gpu_s09_a_thousand_trees_have_the_bits_of_plain_decoding(seed):
     """Fifty trees a batch, every node."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 24, 50).tolist()
-    shape = K26 if seed % 4 == 0 else EMBEDDED
+    shape = K26 if seed % 10 == 0 else EMBEDDED
     case = dict(starts=[boundary(rng) for _ in sizes], sizes=sizes, N=max(sizes), **shape)
     given = inputs(case, rng)
     out = device_run(given, int(rng.integers(1, 200)))
@@ -287,7 +230,7 @@ def test_gpu_s09_a_thousand_trees_have_the_bits_of_plain_decoding(seed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("start", [8185, 8192, 16_383, 32_760, 32_768, 33_000, 34_810])
 def test_gpu_s09_long_contexts_have_the_bits_of_plain_decoding(start, rng):
-    for nodes in (2, 9, 17, 65):
+    for nodes in (2, 17):
         given = inputs(dict(starts=[start], sizes=[nodes], N=nodes, **EMBEDDED), rng)
         out = device_run(given)
         alone = device_run(decoding(given, [(0, i) for i in range(nodes)]))
