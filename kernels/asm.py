@@ -18,7 +18,8 @@ text of the instruction:
 | p      | int32, 0 or 1; the one result          | predicate                             |
 
 Integers are cast to the operand's width. Whatever addresses memory, reads a special register (%) or
-has no result is kept in order and never dropped; whatever synchronises lanes is never moved into or out of a branch.
+has no result is kept in order and never dropped; whatever synchronises lanes is never moved into or
+out of a branch.
 """
 
 import inspect
