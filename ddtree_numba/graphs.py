@@ -3,9 +3,9 @@
 A round leaves its successor's state on the device, so while the requests stay the same the next one
 starts before the results of this one are read. When they change, the state is written anew.
 
-A plan and a number of requests have a graph, captured at their second round: the first plays the
-operations one by one, which compiles and loads what they need. Graphs run one after the other and
-share their memory.
+A plan, a number of requests and a kind of draws have a graph, captured at their second round: the
+first plays the operations one by one, which compiles and loads what they need. Graphs run one after
+the other and share their memory.
 """
 
 import time
@@ -45,7 +45,7 @@ class GraphRounds(Rounds):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.ops = self.ranks.ops
-        self.pool = self.ops.new_pool()  # whose memory nothing but graphs uses
+        self.pool = self.ops.new_pool()  # of rounds alone, played or captured
         self.captured: dict[tuple, Captured] = {}
         self.inputs: dict[int, verbs.Round] = {}  # of so many requests: what graphs read
         self.draws: dict[tuple, Any] = {}

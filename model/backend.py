@@ -27,7 +27,7 @@ from ddtree_numba.spec.tree_accept import tree_accept
 from ddtree_numba.spec.tree_attention import tree_attention
 from ddtree_numba.spec.tree_build import Tree, tree_build
 
-Backend = Any  # NumpyBackend, or CudaBackend, which needs a GPU to be imported
+Backend = Any  # NumpyBackend, or CudaBackend, whose import needs Numba
 DTYPES = {"bfloat16": BF16, "float32": F32}
 
 

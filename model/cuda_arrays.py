@@ -135,7 +135,7 @@ class CudaArrays:
         return self._constants[key]
 
     def workspace(self, operation: str, words: int, kind: Any = None, dtype: Any = np.int64):
-        """Memory that calls of one kind pass on to each other; zeros before the first."""
+        """At least `words`, passed on from call to call of one kind; zeros before the first."""
         made = self._workspaces.setdefault((operation, kind), [])
         if not made or len(made[-1]) < words:
             made.append(self.xp.zeros(words, dtype))  # captured graphs keep the smaller ones

@@ -15,9 +15,8 @@ class Rank:
 
     def __init__(self, target: Target, drafter: Drafter | None, cache: Cache, ops: Backend) -> None:
         self.target, self.drafter, self.cache, self.ops = target, drafter, cache, ops
-        self._taps = np.empty(
-            (0, 0, 0)
-        )  # of the last forward, until its accepted rows are committed
+        # [R,N,K*H] of the last forward, until its accepted rows are committed
+        self._taps = np.empty((0, 0, 0))
 
     def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
         """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""

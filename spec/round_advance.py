@@ -9,7 +9,7 @@
 |-------------|--------|-------------------------------------------------------------------------|
 | roots       | [R]    | integer: last token of each request, known but not committed; in place  |
 | starts      | [R]    | integer: committed positions; in place                                  |
-| room        | [R]    | integer: tokens that a request may still emit; in place                 |
+| room        | [R]    | integer: greatest depth of the next tree; below 0: ended; in place      |
 | tree_tokens | [R, N] | integer: tokens of the round's trees                                    |
 | nodes       | [R, D] | integer: accepted nodes from the root; not read from counts[r] on       |
 | counts      | [R]    | integer: accepted nodes, 0 .. D, the root included                      |
