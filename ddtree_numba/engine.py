@@ -50,7 +50,6 @@ class Engine:
         self.pages.reserve(self._spare, PAGE)
         self.stop_ids = frozenset(self.tokenizer.stop_ids) | set(self.config.eos_token_ids)
         self._times: StepTimes | None = None
-        self._landed = 0.0  # when the last round's results came in
         self.rounds = self._rounds()
 
     @classmethod
@@ -179,7 +178,7 @@ class Engine:
                         yield Increment(index, finish_reason="cancelled")
                     return
                 while active and len(flights) <= self.rounds.ahead:
-                    if flights and flights[-1].requests != tuple(active):
+                    if flights and not self.rounds.follows(flights[-1], active):
                         break  # the next round needs to know how these end
                     flights.append(self.rounds.start(active, self._plan(active, mode, budget)))
                 if flights:
@@ -221,6 +220,7 @@ class Engine:
         done = False
         try:
             done = self._prefill(ids, slot, self._drafts(mode), cancel)
+            self.ranks.ops.finish()
         finally:
             if not done:
                 self.pages.release(slot)
@@ -248,9 +248,7 @@ class Engine:
 
     def _land(self, flight: Flight) -> Iterator[Increment]:
         """Emit what a round yields; nothing for requests that had ended when it started."""
-        results = self.rounds.results(flight)
-        now = time.perf_counter()
-        seconds, self._landed = now - max(flight.begun, self._landed), now
+        results, seconds = self.rounds.results(flight)
         for request, result in zip(flight.requests, results, strict=True):
             if request.finish_reason:
                 continue

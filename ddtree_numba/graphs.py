@@ -5,7 +5,8 @@ starts before the results of this one are read. When they change, the state is w
 
 A plan, a number of requests and a kind of draws have a graph, captured at their second round: the
 first plays the operations one by one, which compiles and loads what they need. Graphs run one after
-the other and share their memory.
+the other and share their memory. A graph writes to memory that was freed while it was captured, so
+nothing that is kept from round to round lies there: inputs, draws, constants, workspaces.
 """
 
 import time
@@ -13,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ddtree_numba import verbs
 from ddtree_numba.request import Request
-from ddtree_numba.rounds import Flight, Outcome, Rounds
+from ddtree_numba.rounds import Flight, Outcome, Rounds, outcomes
 from ddtree_numba.spec.tree_accept import Accept
 from ddtree_numba.spec.tree_build import Tree
 
@@ -27,13 +30,16 @@ class Captured:
     """The rounds of one plan: their state, and their graph from the second on."""
 
     state: verbs.Round
+    played: bool = False
     graph: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Landing(Flight):
     """A round whose results arrive in pinned memory; they are there once `done` has happened."""
 
+    chosen: bool  # step times decided the sizes of its trees
+    begun: Any
     done: Any
 
 
@@ -52,23 +58,51 @@ class GraphRounds(Rounds):
         self.requests: tuple[Request, ...] = ()  # whose state is on the device
         self.their_draws: dict[int, Any] = {}  # nodes -> entry of `draws`
         self.largest = BUDGETS[-1]  # nodes beside the root in the last tree of chosen size
+        self.under_way: list[Flight] = []  # also those that nobody waits for: copies go to them
+        self.busy = 0.0  # seconds of the host since results came in
 
     def start(self, requests: Sequence[Request], plan: verbs.Plan) -> Flight:
-        begun, requests, plan = time.perf_counter(), tuple(requests), self.fitted(plan)
+        now, requests, plan = time.perf_counter(), tuple(requests), self.fitted(plan)
+        begun = self.ops.mark()
+        with self.ops.active():
+            draws = self.loaded(requests, plan)
         with self.ops.active(self.pool):
-            captured = self.prepared(requests, plan)
+            captured = self.prepared(len(requests), plan, draws)
             if captured.graph is None:
                 verbs.play(captured.state, self.ranks, plan)
+                captured.played = True
             else:
                 self.ops.launch(captured.graph)
-            return self.landing(requests, captured.state, begun)
+            flight = self.landing(requests, captured.state, plan, begun)
+        self.under_way.append(flight)
+        self.busy += time.perf_counter() - now
+        return flight
 
-    def results(self, flight: Flight) -> list[Outcome]:
+    def follows(self, flight: Flight, requests: Sequence[Request]) -> bool:
+        """Also: is what the flight leaves still on the device? Others may have come between."""
+        latest = bool(self.under_way) and self.under_way[-1] is flight
+        return latest and super().follows(flight, requests)
+
+    def results(self, flight: Flight) -> tuple[list[Outcome], float]:
+        """The round took what the host spent, or, if the host was elsewhere, what the GPU did."""
         assert isinstance(flight, Landing)
+        now = time.perf_counter()
         flight.done.synchronize()
-        results = super().results(flight)
-        self.largest = max(int(flight.state.tree.sizes.max()) - 1, 0)
-        return results
+        if flight in self.under_way:
+            del self.under_way[: self.under_way.index(flight) + 1]
+        if flight.chosen:
+            self.learn(flight)
+        busy, self.busy = self.busy + time.perf_counter() - now, 0.0
+        return outcomes(flight), max(busy, self.ops.seconds_between(flight.begun, flight.done))
+
+    def learn(self, flight: Flight) -> None:
+        """How large trees become where limits leave room."""
+        tree, requests = flight.state.tree, flight.requests
+        real = np.arange(tree.depths.shape[1]) < tree.sizes[:, None]
+        deepest = np.where(real, tree.depths, 0).max(axis=1)
+        free = deepest < [each.room(self.context) for each in requests]
+        if free.any():
+            self.largest = int(tree.sizes[free].max()) - 1
 
     def seconds(self, call: Callable[[], object]) -> float:
         """What a call takes as a graph, on the device: the best of three."""
@@ -84,17 +118,19 @@ class GraphRounds(Rounds):
         wanted = min(self.largest + self.largest // 4 + 1, BUDGETS[-1])
         return replace(plan, budget=next(budget for budget in BUDGETS if budget >= wanted))
 
-    def prepared(self, requests: tuple[Request, ...], plan: verbs.Plan) -> Captured:
-        """State of these requests on the device, and the graph of the plan if it is due."""
+    def loaded(self, requests: tuple[Request, ...], plan: verbs.Plan) -> Any:
+        """State of these requests on the device -> how they draw their tokens."""
         if requests != self.requests:
             self.upload(requests, plan)
-        draws = self.draws_of(requests, plan.budget + 1)
-        key = plan, len(requests), draws.kind
+        return self.draws_of(requests, plan.budget + 1)
+
+    def prepared(self, requests: int, plan: verbs.Plan, draws: Any) -> Captured:
+        """The plan's rounds of so many requests, with their graph if it is due."""
+        key = plan, requests, draws.kind
         if key not in self.captured:
-            self.captured[key] = Captured(replace_inputs(self.inputs[len(requests)], draws))
-            return self.captured[key]
+            self.captured[key] = Captured(replace_inputs(self.inputs[requests], draws))
         captured = self.captured[key]
-        if captured.graph is None:
+        if captured.played and captured.graph is None:
             captured.state = replace_inputs(captured.state, draws)
             state = captured.state
             captured.graph = self.ops.capture(lambda: verbs.play(state, self.ranks, plan))
@@ -120,7 +156,9 @@ class GraphRounds(Rounds):
             self.their_draws[nodes] = kept
         return self.their_draws[nodes]
 
-    def landing(self, requests: tuple[Request, ...], state: verbs.Round, begun: float) -> Landing:
+    def landing(
+        self, requests: tuple[Request, ...], state: verbs.Round, plan: verbs.Plan, begun: Any
+    ) -> Landing:
         """Copies of the round's results on their way to the host."""
         fetch = self.ops.fetch
         copied = replace_inputs(state, state.draws)
@@ -128,7 +166,7 @@ class GraphRounds(Rounds):
         accepted = vars(state.accepted).items()
         copied.accepted = Accept(**{name: fetch(array) for name, array in accepted})
         copied.tokens = fetch(state.tokens)
-        return Landing(requests, copied, begun, self.ops.mark())
+        return Landing(requests, copied, 0.0, plan.times is not None, begun, self.ops.mark())
 
 
 def replace_inputs(state: verbs.Round, draws: Any) -> verbs.Round:

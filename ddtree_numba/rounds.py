@@ -36,9 +36,9 @@ class Outcome:
         """Tree and path for display."""
         row, size = self.row, int(self.tree.sizes[self.row])
         return RoundTrace(
-            tokens=self.tree.tokens[row, :size],
-            parents=self.tree.parents[row, :size],
-            scores=self.tree.scores[row, :size],
+            tokens=self.tree.tokens[row, :size].copy(),  # the round's memory may be pinned
+            parents=self.tree.parents[row, :size].copy(),
+            scores=self.tree.scores[row, :size].copy(),
             size=size,
             accepted=self.accepted.nodes[row, : self.count].tolist(),
             next_token=int(self.accepted.next_tokens[row]),
@@ -46,13 +46,20 @@ class Outcome:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Flight:
     """A round that was started: its requests, and what it will have written."""
 
     requests: tuple[Request, ...]
     state: verbs.Round
-    begun: float  # seconds of `time.perf_counter`
+    seconds: float  # that the host spent on it
+
+
+def outcomes(flight: Flight) -> list[Outcome]:
+    """What a round that has ended yields, request by request."""
+    state = flight.state
+    rows = range(len(flight.requests))
+    return [Outcome(state.tree, state.accepted, state.tokens, row) for row in rows]
 
 
 class Rounds:
@@ -73,13 +80,18 @@ class Rounds:
         state = self.state(requests, plan)
         with self.ranks.ops.active():
             verbs.play(state, self.ranks, plan)
-        return Flight(tuple(requests), state, begun)
+        return Flight(tuple(requests), state, time.perf_counter() - begun)
 
-    def results(self, flight: Flight) -> list[Outcome]:
-        """What the round yields, request by request."""
-        state = flight.state
-        rows = range(len(flight.requests))
-        return [Outcome(state.tree, state.accepted, state.tokens, row) for row in rows]
+    def follows(self, flight: Flight, requests: Sequence[Request]) -> bool:
+        """May a round of these requests start before the results of the flight are known?"""
+        return flight.requests == tuple(requests)
+
+    def results(self, flight: Flight) -> tuple[list[Outcome], float]:
+        """What the round yields, request by request, and the seconds that it took.
+
+        Time that passes between calls, for prompts or with the caller, is no round's.
+        """
+        return outcomes(flight), flight.seconds
 
     def seconds(self, call: Callable[[], object]) -> float:
         """What a call takes: the best of three."""

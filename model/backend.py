@@ -97,6 +97,9 @@ class NumpyBackend:
         """What holds while operations run: infinities reach the logits, to be reported there."""
         return np.errstate(over="ignore", invalid="ignore")
 
+    def finish(self) -> None:
+        """Wait until all operations are done."""
+
     def no_candidates(self, requests: int) -> tuple[np.ndarray, np.ndarray]:
         """The candidates of a round that drafts nothing."""
         shape = (requests, 0, 0)

@@ -5,7 +5,7 @@ nobody holds it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -91,12 +91,11 @@ class CudaArrays:
 
     def graph_seconds(self, graph: Any) -> float:
         """Device time of one launch."""
-        begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
-        begin.record(self.stream)
+        begin = self.mark()
         graph.launch(self.stream)
-        end.record(self.stream)
+        end = self.mark()
         end.synchronize()
-        return self.xp.cuda.get_elapsed_time(begin, end) / 1e3
+        return self.seconds_between(begin, end)
 
     def fetch(self, array: Array) -> np.ndarray:
         """Pinned host memory to which the array is being copied; complete at the next `mark`."""
@@ -107,9 +106,21 @@ class CudaArrays:
 
     def mark(self) -> Any:
         """This point of the stream; its `synchronize` waits for what comes before."""
-        event = self.xp.cuda.Event(disable_timing=True)
+        event = self.xp.cuda.Event()
         event.record(self.stream)
         return event
+
+    def seconds_between(self, begin: Any, end: Any) -> float:
+        """Device time from one mark to a later one, both in the past."""
+        return self.xp.cuda.get_elapsed_time(begin, end) / 1e3
+
+    def finish(self) -> None:
+        """Wait until all operations are done."""
+        self.stream.synchronize()
+
+    def lasting(self) -> AbstractContextManager:
+        """Memory of what is kept: never a pool of graphs, which write to what they had freed."""
+        return self.xp.cuda.using_allocator(self.pool.malloc)
 
     def positions(self, starts: Array, rows: int) -> Array:
         """starts[r] + 0 .. rows - 1 of every request, one after the other."""
@@ -131,12 +142,14 @@ class CudaArrays:
         hashable = (a.tobytes() if isinstance(a, np.ndarray) else a for a in arguments)
         key = (function, *hashable, *options.values())
         if key not in self._constants:
-            self._constants[key] = self.array(function(*arguments, **options))
+            with self.active(), self.lasting():
+                self._constants[key] = self.array(function(*arguments, **options))
         return self._constants[key]
 
     def workspace(self, operation: str, words: int, kind: Any = None, dtype: Any = np.int64):
         """At least `words`, passed on from call to call of one kind; zeros before the first."""
         made = self._workspaces.setdefault((operation, kind), [])
         if not made or len(made[-1]) < words:
-            made.append(self.xp.zeros(words, dtype))  # captured graphs keep the smaller ones
+            with self.lasting():
+                made.append(self.xp.zeros(words, dtype))  # captured graphs keep the smaller ones
         return made[-1]

@@ -32,7 +32,11 @@ class Draws(list):
 class Device(NumpyBackend):
     """numpy with what graphs ask of a device; results come in only when they are waited for."""
 
-    launches = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+        self.round_seconds = 0.0
+        self.late: list = []  # (array that waits for its values, values)
 
     def draws(self, params, seeds, nodes):
         return Draws(super().draws(params, seeds, nodes))
@@ -68,9 +72,8 @@ class Device(NumpyBackend):
 
         return SimpleNamespace(synchronize=synchronize)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.late: list = []
+    def seconds_between(self, begin, end) -> float:
+        return self.round_seconds
 
 
 def ahead(engine: Engine) -> Engine:

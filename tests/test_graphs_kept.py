@@ -1,0 +1,144 @@
+"""Rounds ahead of the host, shared, watched and timed: what is kept where, and by whom."""
+
+import gc
+import time
+import weakref
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddtree_numba.budget import StepTimes
+from ddtree_numba.graphs import GraphRounds
+from ddtree_numba.model.cuda_arrays import CudaArrays
+from ddtree_numba.sampling import SamplingParams
+from tests.scripted import count_up, scripted_engine, some_right
+from tests.test_graphs import PROMPTS, Device, ahead, decode
+
+
+class Pooled(Device):
+    """Notes in which memory arrays are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.homes = None, []
+
+    @contextmanager
+    def active(self, pool=None):
+        outer, self.pool = self.pool, self.pool or pool or "general"
+        with super().active():
+            yield
+        self.pool = outer
+
+    def new_pool(self):
+        return "of graphs"
+
+    def array(self, host):
+        self.homes.append(self.pool)
+        return super().array(host)
+
+
+def test_two_generators_of_one_engine_take_turns():
+    groups, params = [PROMPTS[:2], PROMPTS[2:4]], SamplingParams(max_new_tokens=30)
+    graphs = ahead(scripted_engine(count_up, some_right))
+    plain = scripted_engine(count_up, some_right)
+    turns = {n: graphs.generate(group, params, "ddtree", 16) for n, group in enumerate(groups)}
+    answers = [[[] for _ in group] for group in groups]
+    while turns:
+        for n in list(turns):
+            if one := next(turns[n], None):
+                answers[n][one.index] += one.token_ids
+            else:
+                del turns[n]
+    assert answers == [decode(plain, group, params)[0] for group in groups]
+
+
+def test_one_without_a_distribution_ends_alone():
+    def target(prefix):
+        bad = prefix[0] == 41 and len(prefix) > 9
+        return np.full(256, np.nan, np.float32) if bad else count_up(prefix)
+
+    params = SamplingParams(max_new_tokens=40)
+    graphs = ahead(scripted_engine(target, some_right, max_batch=3))
+    plain = scripted_engine(target, some_right, max_batch=3)
+    assert decode(graphs, PROMPTS, params) == decode(plain, PROMPTS, params)
+    assert decode(graphs, PROMPTS, params)[1].count("error") == 1
+
+
+@pytest.mark.parametrize("context", [2, 3, 64, 65])
+@pytest.mark.parametrize("mode", ["ddtree", "ar"])
+def test_a_context_that_is_filled_to_the_last_position(context, mode):
+    prompts = [[30 + i] * max(context - 1 - i, 1) for i in range(4)]
+    params = SamplingParams(max_new_tokens=500)
+    graphs = ahead(scripted_engine(count_up, some_right, max_batch=3, context=context))
+    plain = scripted_engine(count_up, some_right, max_batch=3, context=context)
+    assert decode(graphs, prompts, params, mode) == decode(plain, prompts, params, mode)
+    assert graphs.pages.free_pages == plain.pages.free_pages
+
+
+def test_seconds_are_those_of_rounds_not_of_the_caller_or_of_prompts():
+    graphs = ahead(scripted_engine(count_up, some_right, max_batch=2))
+    graphs.ranks.ops.round_seconds = 0.01
+    graphs.ranks.ops.finish = lambda: time.sleep(0.05)  # a prompt's, behind its last call
+    for one in graphs.generate(PROMPTS[:4], SamplingParams(max_new_tokens=8), "ar"):
+        time.sleep(0.05)
+        if one.finish_reason:
+            assert one.stats.prefill_seconds > 0.05
+            assert 0.08 <= one.stats.decode_seconds < 0.4
+
+
+def test_memory_that_results_are_copied_to_outlives_a_generator():
+    graphs = ahead(scripted_engine(count_up, some_right))
+    fetched, fetch = [], graphs.ranks.ops.fetch
+
+    def watched(array):
+        fetched.append(weakref.ref(out := fetch(array)))
+        return out
+
+    graphs.ranks.ops.fetch = watched
+    kept = list(graphs.generate(PROMPTS, SamplingParams(max_new_tokens=50), "ddtree", 16))
+    gc.collect()
+    alive = [n for n, each in enumerate(fetched) if each() is not None]
+    assert alive == list(range(len(fetched) - 9, len(fetched)))  # of the round nobody waited for
+    decode(graphs, [[30]], SamplingParams(max_new_tokens=5))
+    gc.collect()
+    assert fetched[alive[0]]() is None and kept
+
+
+def test_what_rounds_keep_lies_in_no_memory_of_graphs():
+    engine = scripted_engine(count_up, some_right, max_batch=3)
+    engine.ranks.ops = Pooled()
+    engine.rounds = GraphRounds(engine.ranks, engine.pages.rows, engine.context)
+    decode(engine, PROMPTS, SamplingParams(max_new_tokens=20))
+    assert set(engine.ranks.ops.homes) == {"general"}
+
+
+def test_constants_and_workspaces_lie_in_the_general_pool():
+    arrays, used = object.__new__(CudaArrays), ["none"]
+
+    @contextmanager
+    def using(pool):
+        used.append(pool)
+        yield
+        used.pop()
+
+    cuda = SimpleNamespace(using_allocator=using)
+    arrays.stream, arrays.pool = nullcontext(), SimpleNamespace(malloc="general")
+    arrays._active, arrays._constants, arrays._workspaces = False, {}, {}
+    arrays.xp = SimpleNamespace(
+        cuda=cuda, asarray=lambda host: used[-1], zeros=lambda *_: [used[-1]] * 4
+    )
+    with arrays.active(SimpleNamespace(malloc="of graphs")):
+        assert arrays.array(np.arange(4)) == "of graphs"
+        assert arrays.constant(np.arange, 4) == "general"
+        assert arrays.workspace("next_token", 4) == ["general"] * 4
+
+
+def test_an_end_or_another_mode_does_not_make_later_trees_small():
+    graphs = ahead(scripted_engine(count_up, some_right))
+    graphs._times = StepTimes(0.0, (1, 65), (1.0, 1.0))  # all 64 nodes pay
+    params = SamplingParams(max_new_tokens=30)
+    for mode in ("ddtree", "ar", "ddtree"):
+        rounds = [one.round for one in graphs.generate([[30]], params, mode, "auto")]
+        assert rounds[0].size == (1 if mode == "ar" else 65)
