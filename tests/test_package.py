@@ -16,9 +16,12 @@ MAX_EMBEDDED_BYTES = 16_000_000
 
 
 def third_party(folder: str) -> set[str]:
-    """Top-level names that a folder's files import and that neither Python nor this project has."""
+    """Top-level names that a folder's files import and that neither Python nor this project has.
+
+    Without cuda_*.py, which need the extra.
+    """
     found = set()
-    for path in (ROOT / folder).glob("*.py"):
+    for path in {*(ROOT / folder).glob("*.py")} - {*(ROOT / folder).glob("cuda_*.py")}:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
