@@ -25,7 +25,7 @@ from ddtree_numba.spec.numerics import BF16
 
 MOST_EXPERTS = 1024  # 32 scores a lane
 MOST_PICKED = WARP  # a lane a pick
-FEW, MANY = 40, 512  # rows
+FEW, MANY = 40, 512  # rows: up to FEW, and from MANY on
 
 
 def shape_of(rows: int) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def workspace_words(rows: int, width: int, experts: int) -> int:
 
 
 def router(h, gate, bias, k: int, scaling: float, *, workspace, out, stream=None):
-    """(experts, weights) of every row into out; returns out."""
+    """(experts int32, weights float32) [T, k] of every row of h into out; returns out."""
     rows, width = h.shape
     count = len(gate)
     require("h", h, (rows, width), BF16)

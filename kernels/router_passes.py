@@ -65,8 +65,8 @@ def make_sums(width: int, experts: int, tiles: int) -> Kernel:
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(thread >> 5)
         line, quarter = int32(lane >> 2), int32(lane & 3)
-        group, slice = cuda.blockIdx.x % groups, cuda.blockIdx.x // groups
-        column = int32((slice * warps + warp) * PIECE + 8 * quarter)
+        group, run = cuda.blockIdx.x % groups, cuda.blockIdx.x // groups
+        column = int32((run * warps + warp) * PIECE + 8 * quarter)
         weights = cuda.local.array(words, uint32)
         tokens = cuda.local.array(token_words, uint32)
         totals = cuda.local.array(accumulators, float32)
@@ -132,7 +132,7 @@ def make_sums(width: int, experts: int, tiles: int) -> Kernel:
                     for w in range(1, warps):
                         e, f, g, x = ptx.lds4_f(at + w * part)
                         a, b, c, d = ptx.add(a, e), ptx.add(b, f), ptx.add(c, g), ptx.add(d, x)
-                    place = (slice * rows + token) * padded + group * lines + expert
+                    place = (run * rows + token) * padded + group * lines + expert
                     ptx.stg4_f(sums, place, a, b, c, d)
             read_slot = int32(read_slot + 1 if read_slot < STAGES - 1 else 0)
             buffer = int32(1 - buffer)

@@ -15,7 +15,7 @@ CASES = {
     for name, case in spec.CASES.items()
     if case["H"] % 8 == 0 and name != "k26"
 }
-CASES["two_slices"] = dict(T=3, H=1096, E=40, k=6)  # the second is short, and no whole unit
+CASES["two_runs"] = dict(T=3, H=1096, E=40, k=6)  # the second is short, and no whole unit
 NEAR = 1e-5  # scores closer than this may change places
 
 
@@ -122,7 +122,7 @@ def test_a_nan_row_picks_the_first_experts_and_stays_by_itself(rng):
 
 @pytest.mark.parametrize("rows", [2, FEW, FEW + 2])
 def test_a_row_has_the_same_bits_alone(rows, rng):
-    """One launch or two, one or several tiles a block, in any order."""
+    """Two or four tiles of experts a block, rows of one block or shared by two, in any order."""
     given = spec.inputs(dict(T=rows, H=264, E=20, k=3), rng)
     together = on_kernel(**given)
     order = rng.permutation(rows)
@@ -220,7 +220,7 @@ def test_gpu_e04_equal_experts_tie_by_id_whatever_their_tile(rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tiny", "past_the_block", "two_slices"])
+@pytest.mark.parametrize("name", ["tiny", "past_the_block", "two_runs"])
 def test_gpu_small_shapes(name, rng):
     case = spec.CASES.get(name) or CASES[name]
     given = spec.inputs(case, rng)
