@@ -19,11 +19,22 @@ same run. Several kernels in a call: one entry each, joined by +."""
 
 
 def latest(folder: Path = RESULTS) -> dict:
-    """The newest result in a folder, by the date written in it."""
+    """The newest result in a folder, by the date written in it, with every case's newest row.
+
+    A run may measure some cases alone; what it left out comes from earlier runs on the same GPU,
+    with its own roofs and commit.
+    """
     found = [json.loads(path.read_text()) for path in folder.glob(PATTERN)]
     if not found:
         raise FileNotFoundError(f"{folder}: no {PATTERN}; bench/run_gpu.sh makes one")
-    return max(found, key=lambda result: result["date"])
+    found.sort(key=lambda result: result["date"])
+    newest, rows = found[-1], {}
+    for result in found:
+        if result["machine"]["gpu"] == newest["machine"]["gpu"]:
+            own = dict(commit=result["commit"])
+            rows |= {(row["op"], row["case"]): row | own for row in result["rows"]}
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows.values()))
+    return newest | dict(rows=list(rows.values()), commit=commits)
 
 
 def file_name(result: dict) -> str:
@@ -54,7 +65,7 @@ def provenance(result: dict) -> str:
     machine = result["machine"]
     return (
         f"{machine['gpu']} ({machine['arch']}), driver {machine['driver']}, "
-        f"commit {result['commit']}, {result['date']}"
+        f"commit{'s' * (',' in result['commit'])} {result['commit']}, {result['date']}"
     )
 
 

@@ -76,13 +76,27 @@ def test_the_latest_is_the_one_with_the_latest_date(tmp_path):
     assert report.latest(tmp_path)["commit"] == "new"
 
 
+def test_a_run_of_some_cases_leaves_the_others_as_they_were(tmp_path):
+    first, again = row(op="a", time_us=1.0), row(op="a", time_us=2.0)
+    report.keep(result(rows=[first, row(op="b")], commit="old"), tmp_path)
+    later = result(rows=[again], commit="new", date="2026-11-30T10:00:00+00:00")
+    report.keep(later, tmp_path)
+    other = result(rows=[row(op="c")], date="2026-11-28T10:00:00+00:00")
+    other["machine"] = other["machine"] | dict(gpu="another")
+    report.keep(other, tmp_path)
+    latest = report.latest(tmp_path)
+    rows = {each["op"]: (each["time_us"], each["commit"]) for each in latest["rows"]}
+    assert rows == {"a": (2.0, "new"), "b": (row(op="b")["time_us"], "old")}
+    assert latest["commit"] == "new, old" and "commits new, old" in report.provenance(latest)
+
+
 def test_the_command_prints_and_plots(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     ops = [row(op=f"op{n}", time_us=2.0 + n, floor_us=0.1 + n) for n in range(15)]
     many = result(rows=[*ops, row(floor_us=0)])
     report.keep(many, tmp_path)
     tokens = dict(what="2 prompts", machine="a CPU", commit="def", date="2026-11-29")
-    chain = dict(mode="chain", budget=None, tokens_per_round=2.0)
+    chain = dict(mode="chain", budget=None, tokens=20, rounds=10)
     (tmp_path / "acceptance.json").write_text(json.dumps(tokens | dict(rows=[chain])))
     report.main(["--results", str(tmp_path)])
     text = capsys.readouterr().out
