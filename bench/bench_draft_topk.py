@@ -20,7 +20,7 @@ SIZES = {
 
 def space(given):
     *leading, vocabulary = given["logits"].shape
-    words = workspace_words(int(np.prod(leading)), vocabulary, min(given["k"], vocabulary))
+    words = workspace_words(int(np.prod(leading)), vocabulary)
     return dict(workspace=np.zeros(words, np.int64))
 
 

@@ -30,7 +30,7 @@ from ddtree_numba.kernels.selection import usable
 from ddtree_numba.kernels.thinning import bound_of, thinner
 from ddtree_numba.kernels.vocabulary import arrive, column_of, loader
 
-SLOTS = 16  # keys that a block may list; for k = 64, a row of 40 blocks lists about 71
+SLOTS = 16  # keys that a block may list; for k = 64, a row of 40 blocks lists about 80
 KEPT = 256  # keys of a row that its last block orders
 UNROLL = 4
 

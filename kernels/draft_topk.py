@@ -1,11 +1,11 @@
 """The k likeliest tokens of each draft position; see `spec/draft_topk.py`.
 
 First launch: the greatest logit of every warp's tokens. At least k tokens reach the k-th greatest
-of these maxima, and few more. Second launch: every block finds that bound, lists those of its
-tokens that reach it, and adds up masses, which need the row's maximum. The last block of a row
-orders its list and writes ids and log-probabilities. Where great logits stand side by side or are
-equal, a list overflows; the last block then goes through the whole row by itself, which takes
-longer and gives the same.
+of these maxima, and few more. Second launch: every block finds a bound close below that one, lists
+those of its tokens that reach it, and adds up masses, which need the row's maximum. The last block
+of a row orders its list and writes ids and log-probabilities. Where great logits stand side by side
+or are equal, a list overflows; the last block then goes through the whole row by itself, which
+takes longer and gives the same.
 
 A vocabulary in shards: a mass is a rounded integer relative to the maximum of the whole row and
 cannot be rescaled, so the shards exchange their maxima first (`draft_maxima`); then each adds up
@@ -59,15 +59,15 @@ class Shape:
 PRODUCT = Shape()
 
 
-def workspace_words(rows: int, vocabulary: int, k: int, shape: Shape = PRODUCT) -> int:
+def workspace_words(rows: int, vocabulary: int, shape: Shape = PRODUCT) -> int:
     """int64 words for rows of so many tokens; zeros before the first call, and left as zeros
     where that matters."""
     return rows * (1 + STATE + shape.maxima(vocabulary) + shape.listed(vocabulary))
 
 
-def _parts(workspace, rows: int, vocabulary: int, k: int, shape: Shape) -> list:
+def _parts(workspace, rows: int, vocabulary: int, shape: Shape) -> list:
     """The workspace as greatest keys, state, maxima, lists."""
-    least = workspace_words(rows, vocabulary, k, shape)
+    least = workspace_words(rows, vocabulary, shape)
     require("workspace", workspace, (max(len(workspace), least),), "int64")
     ends = [0, rows, rows * (1 + STATE), rows * (1 + STATE + shape.maxima(vocabulary))]
     return [workspace[a:b] for a, b in zip(ends, [*ends[1:], least], strict=True)]
@@ -91,7 +91,7 @@ def draft_maxima(
     int64[rows], a part of the workspace: to be gathered over the shards for the second pass.
     """
     rows, vocabulary = _checked(logits, k)
-    tops, state, maxima, _ = _parts(workspace, rows, vocabulary, k, shape)
+    tops, state, maxima, _ = _parts(workspace, rows, vocabulary, shape)
     if not 0 <= first_id <= LAST_ID - vocabulary:
         raise ValueError(f"first_id: {first_id}, expected 0 .. {LAST_ID - vocabulary}")
     each, blocks = shape.of(vocabulary)
@@ -102,7 +102,7 @@ def draft_maxima(
 
 def _finish(logits, k, tops, results, sharded, workspace, shape, stream) -> None:
     rows, vocabulary = _checked(logits, k)
-    own_tops, state, maxima, lists = _parts(workspace, rows, vocabulary, k, shape)
+    own_tops, state, maxima, lists = _parts(workspace, rows, vocabulary, shape)
     each, blocks = shape.of(vocabulary)
     body = make_finish(
         element_of("logits", logits),

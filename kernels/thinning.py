@@ -1,9 +1,9 @@
-"""The greatest k of a block's keys, out of thousands, and a few more: without sorting them.
+"""The greatest k of many keys, and a few more, without sorting them: bounds found by halving.
 
-The k-th greatest of the threads' own maxima is a bound that at least k keys reach, and few more as
-a rule. It is found by halving an interval, a barrier that counts being one step. Where too many
-keys reach it, because a few threads hold all great ones, the exact k-th key is found in the same
-way, with all keys counted.
+The k-th greatest of the maxima of groups is a bound that at least k keys reach, and few more as a
+rule. `thinner`: the keys of a block, a thread being a group and a barrier that counts a step. Where
+too many keys reach the bound, because a few threads hold all great ones, the exact k-th key is
+found in the same way, with all keys counted. `bound_of`: one warp, from maxima that are given.
 """
 
 from functools import cache

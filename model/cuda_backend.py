@@ -148,7 +148,7 @@ class CudaBackend(CudaArrays):
         k = min(k, vocabulary)
         shape = (requests, depths, k)
         out = self.empty(shape, np.int32), self.empty(shape, F32)
-        words = draft_topk.workspace_words(requests * depths, vocabulary, k)
+        words = draft_topk.workspace_words(requests * depths, vocabulary)
         space = self.workspace("draft_topk", words, shape)
         return draft_topk.draft_topk(logits, k, workspace=space, out=out)
 

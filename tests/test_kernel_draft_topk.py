@@ -34,7 +34,7 @@ def buffers(logits, k, empty=np.empty):
 
 def on_kernel(logits, k, shape=SMALL):
     rows, width = logits.shape[0] * logits.shape[1], logits.shape[2]
-    workspace = np.zeros(workspace_words(rows, width, min(k, width), shape), np.int64)
+    workspace = np.zeros(workspace_words(rows, width, shape), np.int64)
     out = buffers(logits, k)
     assert draft_topk(logits, k, workspace=workspace, out=out, shape=shape) is out
     assert not workspace[: rows * 5].any(), "left as it was"
@@ -131,7 +131,7 @@ def in_shards(logits, k, shards, shape, zeros=np.zeros, put=np.asarray):
     """What a rank does with its shard; gathering is stacking."""
     rows, width = logits.shape[0] * logits.shape[1], logits.shape[2] // shards
     parts = [put(np.ascontiguousarray(part)) for part in np.split(logits, shards, axis=2)]
-    words = workspace_words(rows, width, k, shape)
+    words = workspace_words(rows, width, shape)
     spaces = [zeros(words, np.int64) for _ in parts]
     tops, keys = zeros((shards, rows), np.int64), zeros((shards, rows, k), np.int64)
     keys[...] = 2**51  # stale
@@ -166,7 +166,7 @@ def test_shapes_and_values_that_do_not_fit_are_named():
     good = dict(
         logits=logits,
         k=4,
-        workspace=np.zeros(workspace_words(2, 16, 4), np.int64),
+        workspace=np.zeros(workspace_words(2, 16), np.int64),
         out=buffers(logits, 4),
     )
     draft_topk(**good)
@@ -199,7 +199,7 @@ def test_gpu_equals_the_specification(k, dtype, requests, rng):
     logits[0, 3] = (rng.standard_normal(logits.shape[2]) * 4).astype(dtype)
     expected = spec.draft_topk(logits, k)
     rows = requests * logits.shape[1]
-    workspace = cupy.zeros(workspace_words(rows, logits.shape[2], k), np.int64)
+    workspace = cupy.zeros(workspace_words(rows, logits.shape[2]), np.int64)
     device, out = cupy.asarray(logits), to_gpu(buffers(logits, k))
     for _ in range(2):
         assert_same(to_host(draft_topk(device, k, workspace=workspace, out=out)), expected)
@@ -226,7 +226,7 @@ def test_gpu_small_shapes(shape, rng):
     logits[0, 1] = np.sort(logits[0, 1])
     logits[0, 2] = 1
     for k in (5, 40):
-        workspace = cupy.zeros(workspace_words(3, 5000, k, shape), np.int64)
+        workspace = cupy.zeros(workspace_words(3, 5000, shape), np.int64)
         device, out = cupy.asarray(logits), to_gpu(buffers(logits, k))
         found = draft_topk(device, k, workspace=workspace, out=out, shape=shape)
         assert_same(to_host(found), spec.draft_topk(logits, k))
