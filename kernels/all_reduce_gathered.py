@@ -6,7 +6,7 @@ from numba import cuda, int64, uint32
 
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.all_reduce_call import MOST_RANKS, ordered_sum
-from ddtree_numba.kernels.all_reduce_pull import PIECE, UNDER_WAY, load, store
+from ddtree_numba.kernels.all_reduce_pull import PIECE, each_of, load, store
 from ddtree_numba.kernels.arguments import bf16, element_of, read, require, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 
@@ -16,7 +16,7 @@ THREADS = 256
 @cache
 def make(world: int, element) -> Kernel:
     per = PIECE // read(element).dtype.itemsize
-    each = max(UNDER_WAY // world, 1)
+    each = each_of(world)
     count = 4 * each * world
     add_up = ordered_sum(world, element, 4)
 
@@ -57,9 +57,8 @@ def sum_gathered(partials, *, out, stream=None):
     size = out.size * out.itemsize
     if size % PIECE:
         raise ValueError(f"out: {size} bytes, expected a multiple of {PIECE}")
-    each = max(UNDER_WAY // world, 1)
     pieces = size // PIECE
-    grid = -(-pieces // (each * THREADS))
+    grid = -(-pieces // (each_of(world) * THREADS))
     make(world, element).launch(grid, partials, out, pieces, stream=stream)
     return out
 

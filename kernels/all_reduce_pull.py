@@ -40,10 +40,15 @@ def store(x, i, words, n):
     ptx.stg4(x, i, words[4 * n], words[4 * n + 1], words[4 * n + 2], words[4 * n + 3])
 
 
+def each_of(world: int) -> int:
+    """Pieces that a thread adds up, each of `world` loads."""
+    return max(UNDER_WAY // world, 1)
+
+
 @cache
 def make(world: int, element, shots: int) -> Kernel:
     per = PIECE // read(element).dtype.itemsize
-    each = max(UNDER_WAY // world, 1)  # pieces that a thread adds up, each of `world` loads
+    each = each_of(world)
     moved = each * world  # pieces that a thread copies together
     count, apart = 4 * moved, 1 if shots == 1 else world
     meet, add_up = meet_blocks(world), ordered_sum(world, element, 4)

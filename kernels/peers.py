@@ -23,7 +23,7 @@ from ddtree_numba.kernels.arguments import require
 
 LINE_WORDS, PIECE_WORDS = 4, PIECE // 4
 LIMIT = 30_000_000_000  # ns: no step takes as long, and nobody wants to wait longer
-PATIENCE = 1 << 14  # 10 to 20 ms
+PATIENCE = 1 << 14  # polls: 10 to 20 ms
 BLOCKS = 128  # of a launch: all are resident, with room for the kernels around it
 
 

@@ -145,6 +145,10 @@ def self_test(memories: Sequence[PeerMemory], sizes: Sequence[int] = SIZES) -> l
     the specification; the first wait that fails ends it, since a rank's later calls do nothing.
     """
     wrong: list[str] = []
+    group = []
+    for memory in memories:
+        assert memory.peers is not None, "not joined"
+        group.append(replace(memory.peers, limit=min(memory.peers.limit, TEST_LIMIT)))
     for method in METHODS:
         for size in sizes:
             partials = _partials(memories[0].world, size)
@@ -156,14 +160,11 @@ def self_test(memories: Sequence[PeerMemory], sizes: Sequence[int] = SIZES) -> l
                     outs.append(memory.cupy.empty_like(xs[-1]))
             for memory in memories:
                 memory.stream.synchronize()  # nothing is allocated or copied while a rank waits
-            for memory, x, out in zip(memories, xs, outs, strict=True):
-                assert memory.peers is not None, "not joined"
-                peers = replace(memory.peers, limit=min(memory.peers.limit, TEST_LIMIT))
+            for memory, peers, x, out in zip(memories, group, xs, outs, strict=True):
                 all_reduce(x, peers, out=out, method=method, stream=memory.stream)
-            for memory, out in zip(memories, outs, strict=True):
+            for memory, peers, out in zip(memories, group, outs, strict=True):
                 got = out.get(stream=memory.stream)
-                assert memory.peers is not None
-                failure = replace(memory.peers, limit=TEST_LIMIT).failure()
+                failure = peers.failure()
                 if failure:
                     return [*wrong, f"{method}, {size} bytes: {failure}"]
                 count = np.count_nonzero(got.view(np.uint16) != expected.view(np.uint16))
