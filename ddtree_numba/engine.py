@@ -161,6 +161,8 @@ class Engine:
         try:
             while waiting or active:
                 while waiting and len(active) < self.max_batch:
+                    if active and not len(self.pages.free_slots):
+                        break  # others have them: wait until a request ends
                     index, (prompt, params) = waiting[0]
                     admitted = self._admit(index, prompt, params, mode, budget, cancel)
                     if admitted is None:

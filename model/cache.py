@@ -27,9 +27,14 @@ class PageTable:
     def free_pages(self) -> int:
         return len(self._free)
 
+    @property
+    def free_slots(self) -> np.ndarray:
+        """Slots that own no page."""
+        return np.flatnonzero((self.rows < 0).all(axis=1))
+
     def free_slot(self) -> int:
         """A slot that owns no page; ValueError when every slot is taken."""
-        free = np.flatnonzero((self.rows < 0).all(axis=1))
+        free = self.free_slots
         if not len(free):
             raise ValueError("every slot is taken: finish or close another answer first")
         return int(free[0])

@@ -74,8 +74,17 @@ class CudaArrays:
         return self.xp.full(shape, value, np.int32)
 
     def new_pool(self) -> Any:
-        """A memory pool for `active`."""
-        return self.xp.cuda.MemoryPool()
+        """A memory pool for `active` and graphs: short of memory, it gives back none.
+
+        What is free for other calls is still what captured graphs write to.
+        """
+        cuda, kept = self.xp.cuda, []
+
+        def allocate(size: int) -> Any:
+            kept.append(cuda.MemoryPointer(cuda.Memory(size), 0))
+            return kept[-1]
+
+        return cuda.MemoryPool(allocate)
 
     def capture(self, call: Callable[[], object]) -> Any:
         """What a call launches, as a graph; nothing runs yet."""

@@ -71,6 +71,19 @@ def test_more_prompts_than_slots_join_and_leave():
     assert together == alone
 
 
+def test_prompts_wait_for_slots_that_another_generator_has():
+    engine, params = scripted_engine(count_up, some_right, max_batch=3), SamplingParams()
+    other = engine.generate([[30], [31]], params, "ar")
+    next(other)
+    ends = [one.finish_reason for one in engine.generate([[40], [41], [42]], params, "ar")]
+    assert ends.count("length") == 3
+    next(other)
+    third = engine.generate([[32]], params, "ar")
+    next(third)
+    with pytest.raises(ValueError, match="every slot is taken"):
+        next(engine.generate([[33]], params, "ar"))
+
+
 def test_an_unusable_prompt_does_not_stop_the_others():
     engine = scripted_engine(count_up, right)
     increments = list(engine.generate([[], [30], [999]], SamplingParams(max_new_tokens=2)))

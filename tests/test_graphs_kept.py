@@ -135,6 +135,18 @@ def test_constants_and_workspaces_lie_in_the_general_pool():
         assert arrays.workspace("next_token", 4) == ["general"] * 4
 
 
+def test_a_pool_of_graphs_keeps_what_it_would_free_when_memory_is_short():
+    class Memory(str):
+        pass
+
+    arrays = object.__new__(CudaArrays)
+    pointer, pool = (lambda memory, _: memory), (lambda allocate: allocate)
+    cuda = SimpleNamespace(Memory=Memory, MemoryPointer=pointer, MemoryPool=pool)
+    arrays.xp = SimpleNamespace(cuda=cuda)
+    allocate = arrays.new_pool()
+    assert weakref.ref(allocate(512))() == "512"
+
+
 def test_an_end_or_another_mode_does_not_make_later_trees_small():
     graphs = ahead(scripted_engine(count_up, some_right))
     graphs._times = StepTimes(0.0, (1, 65), (1.0, 1.0))  # all 64 nodes pay
