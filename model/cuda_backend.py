@@ -174,11 +174,11 @@ class CudaBackend(CudaArrays):
         return VerifyInput(*parts, starts, page_table)
 
     def draws(self, params: Sequence[SamplingParams], seeds: Sequence[int], nodes: int) -> Draws:
-        host = settings([each for each in params for _ in range(nodes)], len(params) * nodes)
-        arrays = {k: self.array(v) for k, v in vars(host).items() if isinstance(v, np.ndarray)}
-        return Draws(
-            replace(host, **arrays), self.array(np.repeat(np.array(seeds, np.uint64), nodes))
-        )
+        host = settings(params, len(params))
+        each = {k: v for k, v in vars(host).items() if isinstance(v, np.ndarray)}
+        each["seeds"] = np.array(seeds, np.uint64)
+        arrays = {k: self.array(np.repeat(v, nodes)) for k, v in each.items()}
+        return Draws(seeds=arrays.pop("seeds"), settings=replace(host, **arrays))
 
     def next_tokens(self, logits, batch: VerifyInput, draws: Draws):
         rows = batch.tokens.size

@@ -11,7 +11,9 @@ import pytest
 
 from ddtree_numba.budget import StepTimes
 from ddtree_numba.graphs import GraphRounds
+from ddtree_numba.kernels.row_settings import settings
 from ddtree_numba.model.cuda_arrays import CudaArrays
+from ddtree_numba.model.cuda_backend import CudaBackend
 from ddtree_numba.sampling import SamplingParams
 from tests.scripted import count_up, scripted_engine, some_right
 from tests.test_graphs import PROMPTS, Device, ahead, decode
@@ -145,6 +147,18 @@ def test_a_pool_of_graphs_keeps_what_it_would_free_when_memory_is_short():
     arrays.xp = SimpleNamespace(cuda=cuda)
     allocate = arrays.new_pool()
     assert weakref.ref(allocate(512))() == "512"
+
+
+def test_every_node_draws_as_its_request_does():
+    ops = object.__new__(CudaBackend)
+    ops.array = lambda host: host
+    params = [SamplingParams(), SamplingParams(0.7, top_k=5, top_p=0.9), SamplingParams(1.0)]
+    drawn = ops.draws(params, [2**64 - 1, 3, 0], 5)
+    for name, wanted in vars(settings([each for each in params for _ in range(5)], 15)).items():
+        got = getattr(drawn.settings, name)
+        assert np.array_equal(got, wanted) and type(got) is type(wanted)
+    assert drawn.seeds.dtype == np.uint64
+    assert drawn.seeds.tolist() == [seed for seed in (2**64 - 1, 3, 0) for _ in range(5)]
 
 
 def test_an_end_or_another_mode_does_not_make_later_trees_small():
