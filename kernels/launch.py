@@ -131,7 +131,7 @@ class Kernel:
         return value
 
     def ready(self) -> driver.Loaded:
-        """Load unless that was done: loading may wait for what runs, so not while ranks wait."""
+        """Loaded for this device. Loading may wait for what runs there, so not while ranks wait."""
         return self._loaded or self.load()
 
     def load(self) -> driver.Loaded:

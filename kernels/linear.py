@@ -21,9 +21,10 @@ from ddtree_numba.spec.numerics import BF16, F32
 
 COLUMNS = (1, 2, 4, 8)  # tiles of 8 tokens that the narrow kernel takes at once
 NARROW = 8 * COLUMNS[-1]
-WARPS, MOST_STACK = 8, 4  # of a narrow block: warps, and 16-row tiles, unless slices are more
+WARPS = 8  # of a narrow block, unless it has more slices
+MOST_STACK = 4  # tiles of 16 weight rows in a narrow block
 BUSY = 100  # tiles of 64 x 128 that keep a chip busy; where there are fewer, blocks share K
-SMALL = 512  # tokens below which a tile of 64 x 64 is worth what it spares
+SMALL = 512  # tokens below which tiles are 64 x 64 where the last of 64 x 128 would be half empty
 
 
 class Way(NamedTuple):
@@ -35,6 +36,7 @@ class Way(NamedTuple):
 
 
 def way_of(tokens: int, outs: int, width: int) -> Way:
+    """The way that `linear` takes for tokens through a weight[outs, width]."""
     order = order_of(outs, width)
     if tokens <= NARROW:
         return Way(None, next(n for n in COLUMNS if tokens <= 8 * n), order.groups)
@@ -50,7 +52,11 @@ def workspace_floats(tokens: int, outs: int, width: int) -> int:
 
 
 def linear(x, weight, out_dtype=None, *, out, workspace=None, stream=None, way: Way | None = None):
-    """x[T, K] times weight[N, K] transposed, into out; returns out. Rows of x may lie apart."""
+    """x[.., K] times weight[N, K] transposed, into out[.., N]; returns out.
+
+    Rows of x may lie apart. out_dtype, if given, is what out must have. way: `way_of` the sizes,
+    unless a test wants another one.
+    """
     outs, width = weight.shape
     tokens, inner, stride = rows_of("x", x)
     if inner != width:

@@ -35,7 +35,7 @@ class Order(NamedTuple):
 
 
 def order_of(rows: int, width: int) -> Order:
-    """Of a weight[rows, width]: fewest units a slice; a slice cut short makes all cost double."""
+    """Of a weight[rows, width]: fewest units a slice; they count double where a slice is short."""
     few, many = SLICES
     units = -(-width // UNIT)
     groups = GROUPS if rows <= FEW_ROWS and units >= LONG else 1

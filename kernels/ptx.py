@@ -10,7 +10,8 @@ from ddtree_numba.kernels.asm import at, op, shared_address
 
 __all__ = ["at", "shared_address"]
 
-# Global memory. Stream: read once, no place in L1. Pointers also read and write as x[i].
+# Global memory. Stream: read once, no place in L1. Once: the same without .nc, loads of which ptxas
+# moves behind `wait_for_previous`. Pointers also read and write as x[i].
 ldg1 = op("ld.global.u32", "r = [g]")
 ldg2 = op("ld.global.v2.u32", "{rr} = [g]")
 ldg4 = op("ld.global.v4.u32", "{rrrr} = [g]")
@@ -18,7 +19,7 @@ ldg4_f = op("ld.global.v4.f32", "{ffff} = [g]")
 ldg2_stream = op("ld.global.nc.L1::no_allocate.v2.u32", "{rr} = [g]")
 ldg4_stream = op("ld.global.nc.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")
 ldg4_f_stream = op("ld.global.nc.L1::no_allocate.L2::128B.v4.f32", "{ffff} = [g]")
-ldg4_once = op("ld.global.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")  # stays in order
+ldg4_once = op("ld.global.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")
 stg1 = op("st.global.u32", "[g], r")
 stg2 = op("st.global.v2.u32", "[g], {rr}")
 stg4 = op("st.global.v4.u32", "[g], {rrrr}")
