@@ -1,7 +1,7 @@
 """The operations as kernels on the current GPU, in order on one stream."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,8 @@ from ddtree_numba.spec.numerics import BF16, F32, Int4Matrix
 from ddtree_numba.spec.tree_accept import Accept
 from ddtree_numba.spec.tree_build import Tree
 
+NO_STEP = (None,) * 4
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -68,8 +70,16 @@ class CudaBackend(CudaArrays):
         device = self.xp.cuda.Device()
         self.multiprocessors = device.attributes["MultiProcessorCount"]
         self.positions_known = 0  # rows of the rope tables: the longest context and a tree
-        self._planned: tuple = (None,) * 4
+        self._planned: tuple = NO_STEP
         self._plan: Any = None
+
+    def capture(self, call: Callable[[], object]) -> Any:
+        """As a graph that makes its own plans, of which none is there before it is launched."""
+        self._planned = NO_STEP
+        try:
+            return super().capture(call)
+        finally:
+            self._planned = NO_STEP
 
     def reserve(self, positions: int) -> None:
         """How far positions go: the length of the rope tables."""

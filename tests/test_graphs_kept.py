@@ -161,6 +161,29 @@ def test_every_node_draws_as_its_request_does():
     assert drawn.seeds.tolist() == [seed for seed in (2**64 - 1, 3, 0) for _ in range(5)]
 
 
+def test_a_graph_makes_its_own_plan_of_attention(monkeypatch):
+    ops, made = object.__new__(CudaBackend), []
+    ops.stream = SimpleNamespace(begin_capture=lambda: None, end_capture=lambda: "graph")
+    ops._planned, ops.multiprocessors = (None,) * 4, 4
+    attention = SimpleNamespace(
+        workspace=lambda *_: {},
+        Workspace=object,
+        plan_attention=lambda *_, **__: made.append(len(made)),
+    )
+    monkeypatch.setattr("ddtree_numba.model.cuda_backend.tree_attention", attention)
+    step = np.zeros((1, 1)), np.zeros(1), np.zeros((1, 1, 1)), np.ones(1)
+
+    def layers():
+        assert ops._attention_plan(*step, 8, 64) is ops._attention_plan(*step, 8, 64)
+
+    layers()
+    assert made == [0]
+    assert ops.capture(layers) == "graph"
+    assert made == [0, 1]  # the captured one is not there yet
+    layers()
+    assert made == [0, 1, 2]
+
+
 def test_an_end_or_another_mode_does_not_make_later_trees_small():
     graphs = ahead(scripted_engine(count_up, some_right))
     graphs._times = StepTimes(0.0, (1, 65), (1.0, 1.0))  # all 64 nodes pay
