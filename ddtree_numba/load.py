@@ -141,6 +141,7 @@ def load_checkpoint(
         if draft_folder is not None and drafter_config is not None:
             draft = load_drafter(draft_folder, drafter_config, rank, tp, ops.place)
         weights.append((target, draft))
+    ops.placed_all()
     seconds = time.perf_counter() - begin
     return Loaded(config, drafter_config, tokenizer, weights, ops, seconds)
 

@@ -108,6 +108,9 @@ class NumpyBackend:
     def reserve(self, positions: int) -> None:
         """How far positions go; the specifications need no tables."""
 
+    def placed_all(self) -> None:
+        """Every weight is placed: what that needed is no longer needed."""
+
     # Arrays: where they live, and what is done with them beside the operations.
 
     def place(self, tensor: Any, field: str) -> Any:

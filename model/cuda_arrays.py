@@ -127,6 +127,12 @@ class CudaArrays:
         """Wait until all operations are done."""
         self.stream.synchronize()
 
+    def placed_all(self) -> None:
+        """Give back what placing weights needed: memory of packed experts, pinned buffers."""
+        self.finish()
+        self.pool.free_all_blocks()
+        self.xp.get_default_pinned_memory_pool().free_all_blocks()
+
     def lasting(self) -> AbstractContextManager:
         """Memory of what is kept: never a pool of graphs, which write to what they had freed."""
         return self.xp.cuda.using_allocator(self.pool.malloc)

@@ -149,6 +149,16 @@ def test_a_pool_of_graphs_keeps_what_it_would_free_when_memory_is_short():
     assert weakref.ref(allocate(512))() == "512"
 
 
+def test_memory_that_only_loading_needs_is_given_back():
+    given, pool = [], lambda name: SimpleNamespace(free_all_blocks=lambda: given.append(name))
+    arrays = object.__new__(CudaArrays)
+    arrays.stream = SimpleNamespace(synchronize=lambda: given.append("waited"))
+    arrays.pool = pool("device")
+    arrays.xp = SimpleNamespace(get_default_pinned_memory_pool=lambda: pool("pinned"))
+    arrays.placed_all()
+    assert given == ["waited", "device", "pinned"]
+
+
 def test_every_node_draws_as_its_request_does():
     ops = object.__new__(CudaBackend)
     ops.array = lambda host: host
