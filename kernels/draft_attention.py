@@ -8,8 +8,8 @@ A request has at most 132 splits, evenly long, which its own length decides: bit
 other requests, nor on the size of the page table. All query rows of a key head share the keys that
 a block reads.
 
-Weights leave the running maximum alone until scores outgrow it by 2**8: the tolerance of the
-specification has room for that, and the sums of a page are seldom rescaled.
+The running maximum stays until a weight would exceed 2**8, so that sums are seldom rescaled. The
+specification's moves at once; its tolerance has room for the difference.
 """
 
 import math

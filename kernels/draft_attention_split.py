@@ -54,8 +54,8 @@ def make(width: int, tiles: int) -> Kernel:
     add_values, meet = steps.add_values, steps.meet
 
     @cuda.jit(device=True, inline="always")
-    def gather(group):
-        """The barrier of a group."""
+    def group_barrier(group):
+        """All warps of the group; a barrier's number is a constant, so one branch each."""
         if tiles == 1:
             cuda.syncwarp()
         elif groups == 1:
@@ -197,7 +197,7 @@ def make(width: int, tiles: int) -> Kernel:
             slot, free = int32(0), int32((STAGES - 1) * stage)
             while page < end:
                 ptx.copy_wait(STAGES - 2)
-                gather(group)  # the page is there, and nobody still reads the one before
+                group_barrier(group)  # the page is there, and nobody still reads the one before
                 if page + STAGES - 1 < end:
                     at = entry * PAGE * across + offset
                     position = (page + STAGES - 1) * PAGE + row
