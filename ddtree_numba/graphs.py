@@ -80,7 +80,7 @@ class GraphRounds(Rounds):
 
     def follows(self, flight: Flight, requests: Sequence[Request]) -> bool:
         """Also: is what the flight leaves still on the device? Others may have come between."""
-        latest = bool(self.under_way) and self.under_way[-1] is flight
+        latest = self.requests == flight.requests and self.under_way[-1:] == [flight]
         return latest and super().follows(flight, requests)
 
     def results(self, flight: Flight) -> tuple[list[Outcome], float]:

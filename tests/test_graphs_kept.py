@@ -56,6 +56,17 @@ def test_two_generators_of_one_engine_take_turns():
     assert answers == [decode(plain, group, params)[0] for group in groups]
 
 
+def test_a_generator_that_fails_does_not_turn_back_another(monkeypatch):
+    graphs, params = ahead(scripted_engine(count_up, some_right)), SamplingParams(max_new_tokens=30)
+    plain = decode(scripted_engine(count_up, some_right), [[30]], params)[0][0]
+    one = graphs.generate([[30]], params, "ddtree", 16)
+    tokens = next(one).token_ids
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(graphs.rounds, "prepared", lambda *_: 1 / 0)
+        next(graphs.generate([[41]], params, "ddtree", 16))
+    assert tokens + [token for each in one for token in each.token_ids] == plain
+
+
 def test_one_without_a_distribution_ends_alone():
     def target(prefix):
         bad = prefix[0] == 41 and len(prefix) > 9
