@@ -1,6 +1,7 @@
 """The engine on a GPU: golden tokens, and the law to the bit, at every node of every round."""
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,26 @@ def test_a_round_is_one_graph_and_the_host_is_a_round_behind(engine):
     graphs = [graph for plan, graph in plans.items() if plan.budget == 13]
     assert len(graphs) == 1 and graphs[0] is not None
     assert engine.rounds.ahead == 1
+
+
+def test_no_graph_writes_to_what_another_needs(engine, plain):
+    """Sizes in turn, and again: workspaces, constants and draws of each are made between them."""
+    for _ in range(3):
+        for batch, budget in ((1, 8), (16, 64), (3, 1), (2, 33), (1, "auto")):
+            got = decode(engine, PROMPTS[:batch], 1, "ddtree", budget)
+            assert got == plain[1][:batch]
+
+
+def test_generators_that_take_turns_or_are_dropped(engine, plain):
+    first, second = (engine.generate([prompt], params(1), "ddtree", 16) for prompt in PROMPTS[:2])
+    answers: list[list[int]] = [[], []]
+    for both in zip_longest(first, second):
+        dropped = engine.generate([PROMPTS[2]], params(1), "ddtree", 16)
+        next(dropped)
+        dropped.close()
+        for answer, one in zip(answers, both, strict=True):
+            answer += one.token_ids if one else []
+    assert answers == plain[1][:2]
 
 
 @pytest.mark.slow
