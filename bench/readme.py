@@ -9,7 +9,7 @@ from bench import acceptance, report
 README = Path(__file__).parents[1] / "README.md"
 # What a round and a layer are made of, at K2.6's sizes; bench/results holds every case.
 KERNELS = (
-    ("draft_topk", "k26-k16"),
+    ("draft_topk", "k26-k32"),
     ("tree_build", "k26-R1-B16"),
     ("tree_build", "k26-R1-B64"),
     ("tree_build", "k26-R64-B64"),
@@ -20,6 +20,17 @@ KERNELS = (
     ("cache_commit", "1-requests-5-rows"),
     ("round", "1-requests-budget16"),
     ("round", "64-requests-budget64"),
+    ("linear", "k26-T1"),
+    ("linear", "k26-T9"),
+    ("linear", "k26_o-T9"),
+    ("linear", "k26-T1024"),
+    ("absorb", "k26-T9"),
+    ("tree_attention", "k26-8k-N1"),
+    ("router", "k26-T1"),
+    ("router", "k26-T9"),
+    ("moe_int4", "k26-T1"),
+    ("moe_int4", "k26-T9"),
+    ("moe_int4", "k26-T65"),
     ("embed", "k26-T4096"),
     ("rms_norm", "k26-T1"),
     ("rms_norm", "k26-T4096"),
@@ -41,12 +52,16 @@ def kernels() -> str:
     """Chosen rows of the latest kernel measurement."""
     result = report.latest()
     rows = {(row["op"], row["case"]): row for row in result["rows"]}
-    lines = ["| kernel | case | time | rate | of the roof |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| kernel | case | time | rate | of the roof | commit |",
+        "|---|---|---:|---:|---:|---|",
+    ]
     for key in KERNELS:
         row = rows[key]
         time, rate = report.significant(row["time_us"]), report.significant(row["gb_per_s"])
         share = report.significant(100 * row["share"])
-        lines.append(f"| {key[0]} | {key[1]} | {time} us | {rate} GB/s | {share} % |")
+        figures = f"{time} us | {rate} GB/s | {share} % | {row['commit']}"
+        lines.append(f"| {key[0]} | {key[1]} | {figures} |")
     return "\n".join(["\n".join(lines), "", report.provenance(result) + "."])
 
 
