@@ -1,6 +1,5 @@
 """From a checkpoint folder to ranks that can run; here backend and rank count are chosen."""
 
-import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,40 +61,26 @@ class Loaded:
 
 
 def choose_backend(backend: str, dtype: str, tp: int) -> Backend:
-    """The operations to run on: `auto` is cuda where a GPU is found that can do what is asked.
+    """The operations to run on. `auto` is numpy until cuda has passed the whole suite on a GPU.
 
     ValueError, in one line, for a backend that is unknown or cannot run here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    ops = NumpyBackend(dtype)
-    if backend == "numpy" or (backend == "auto" and (dtype, tp) != CUDA_DOES):
-        return ops
+    if backend != "cuda":
+        return NumpyBackend(dtype)
     if (dtype, tp) != CUDA_DOES:
         raise ValueError(
             f"backend 'cuda' computes in bfloat16 on one rank, not in {dtype} on {tp}: use 'numpy'"
         )
-    if backend == "auto" and not has_driver():
-        return ops
     try:
         from ddtree_numba.model.cuda_backend import CudaBackend
 
         return CudaBackend()
     except (ImportError, RuntimeError) as error:  # no packages; no device, driver or compiler
-        if backend == "auto":
-            return ops
         missing = isinstance(error, ImportError)
         advice = "; install the extra cu13: pip install '.[cu13]'" if missing else ""
         raise ValueError(f"backend 'cuda': {error}{advice}") from None
-
-
-def has_driver() -> bool:
-    """Is there an NVIDIA driver? A quick look, before packages are imported for nothing."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def drafter_folder(folder: Path, drafter: str | Path | None) -> Path | None:

@@ -79,7 +79,11 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="folder of the DFlash drafter (default: drafter/ in the model's)",
     )
-    add("--backend", choices=("auto", "numpy", "cuda"), help="numpy needs no GPU (default: auto)")
+    add(
+        "--backend",
+        choices=("auto", "numpy", "cuda"),
+        help="cuda needs a GPU (default: auto, which is numpy)",
+    )
     add(
         "--tp",
         type=at_least(1),
