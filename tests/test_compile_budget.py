@@ -37,6 +37,22 @@ def instances() -> list[Kernel]:
 
 
 INSTANCES = instances()
+EVERY_RUN = 8  # instances of a kernel that every run compiles, spread evenly; -m slow: all others
+
+
+def parameters() -> list:
+    """An instance each; those beyond EVERY_RUN of a kernel are slow."""
+    kernels: dict[str, list[Kernel]] = {}
+    for kernel in INSTANCES:
+        kernels.setdefault(re.split(r"_?\d", kernel.name)[0], []).append(kernel)
+    chosen = set()
+    for made in kernels.values():
+        few = min(len(made), EVERY_RUN)
+        chosen |= {made[round(i * (len(made) - 1) / max(few - 1, 1))].name for i in range(few)}
+    return [
+        pytest.param(k, id=k.name, marks=() if k.name in chosen else pytest.mark.slow)
+        for k in INSTANCES
+    ]
 
 
 def opcodes(cubin: bytes, path: Path) -> set[str]:
@@ -73,7 +89,7 @@ def test_names_of_instances_are_unique():
     assert len(set(names)) == len(names) and names
 
 
-@pytest.mark.parametrize("kernel", INSTANCES, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", parameters())
 def test_kernel_keeps_its_budget(kernel, tmp_path, record_property):
     for arch in ARCHITECTURES:
         wrong, line = over_budget(kernel, arch, tmp_path)
