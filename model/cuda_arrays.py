@@ -6,7 +6,7 @@ nobody holds it.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,8 @@ class CudaArrays:
 
     def placed(self, batch: VerifyInput) -> VerifyInput:
         """A batch on the device."""
-        return replace(batch, **{name: self.array(each) for name, each in vars(batch).items()})
+        given = {each.name: self.array(getattr(batch, each.name)) for each in fields(batch)}
+        return replace(batch, **given)  # what is cached beside the fields stays behind
 
     def empty(self, shape: tuple[int, ...], dtype: Any = BF16) -> Array:
         return self.xp.empty(shape, dtype)
