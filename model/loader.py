@@ -5,9 +5,9 @@ that the forward pass uses, which `place` then takes over. Host memory holds one
 time (the largest is the embedding or one layer's stacked experts) beside what `place` keeps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ddtree_numba.model.config import ModelConfig
 from ddtree_numba.model.drafter_config import DrafterConfig
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.manifest import Manifest, drafter_manifest, target_manifest
+from ddtree_numba.model.names import Piece
 from ddtree_numba.model.sharding import check_shares, drafter_shares, target_shares
 from ddtree_numba.model.weights import (
     DenseMlp,
@@ -62,12 +63,7 @@ def load_target(
     check_shares(target_shares(config), world)
     manifest = target_manifest(Checkpoint(folder), config)
     reader = _Reader(manifest, rank, world, place, progress)
-    weights = TargetWeights(
-        embed=reader.dense("embed"),
-        layers=tuple(_layer(reader, config, i) for i in range(config.num_hidden_layers)),
-        norm=reader.dense("norm"),
-        lm_head=reader.dense("lm_head"),
-    )
+    weights = target_weights(reader, config)
     reader.finish()
     return weights
 
@@ -85,14 +81,49 @@ def load_drafter(
     check_shares(drafter_shares(config), world)
     manifest = drafter_manifest(Checkpoint(folder), config)
     reader = _Reader(manifest, rank, world, place, progress)
-    weights = DrafterWeights(
-        fc=reader.dense("fc"),
-        hidden_norm=reader.dense("hidden_norm"),
-        norm=reader.dense("norm"),
-        layers=tuple(_draft_layer(reader, i) for i in range(config.num_hidden_layers)),
-    )
+    weights = drafter_weights(reader, config)
     reader.finish()
     return weights
+
+
+class Source(Protocol):
+    """Where a rank's fields come from, each asked for once."""
+
+    place: Place
+
+    def stored(self, field: str) -> np.ndarray:
+        """As a checkpoint stores it, in host memory."""
+
+    def dense(self, field: str) -> Any:
+        """Placed."""
+
+    def int4(self, field: str) -> Any:
+        """All experts, placed."""
+
+
+def target_weights(source: Source, config: ModelConfig) -> TargetWeights:
+    return TargetWeights(
+        embed=source.dense("embed"),
+        layers=tuple(_layer(source, config, i) for i in range(config.num_hidden_layers)),
+        norm=source.dense("norm"),
+        lm_head=source.dense("lm_head"),
+    )
+
+
+def drafter_weights(source: Source, config: DrafterConfig) -> DrafterWeights:
+    return DrafterWeights(
+        fc=source.dense("fc"),
+        hidden_norm=source.dense("hidden_norm"),
+        norm=source.dense("norm"),
+        layers=tuple(_draft_layer(source, i) for i in range(config.num_hidden_layers)),
+    )
+
+
+def fused_shape(pieces: Iterable[Piece], world: int) -> tuple[int, ...]:
+    """(experts, rows, ...) of a rank's field: its pieces along the rows, experts stacked."""
+    pieces = list(pieces)
+    slots = [piece.local_shape(world) for piece in pieces if piece.expert == 0]
+    return len(pieces) // len(slots), sum(shape[0] for shape in slots), *slots[0][1:]
 
 
 def _check_rank(rank: int, world: int) -> None:
@@ -117,12 +148,10 @@ class _Reader:
     def stored(self, field: str) -> np.ndarray:
         """The rank's slices of one field: fused along rows in slot order, experts stacked."""
         parts = self.left.pop(field)
-        pieces = [piece for piece, _ in parts]
-        slots = [piece for piece in pieces if piece.expert == 0]
-        experts = len(pieces) // len(slots)
+        slots = [piece for piece, _ in parts if piece.expert == 0]
         rows = [piece.local_shape(self.world)[0] for piece in slots]
-        tail = slots[0].local_shape(self.world)[1:]
-        out = np.empty((experts, sum(rows), *tail), DTYPES[slots[0].dtype])
+        shape = fused_shape((piece for piece, _ in parts), self.world)
+        out = np.empty(shape, DTYPES[slots[0].dtype])
         starts = dict(zip((piece.slot for piece in slots), np.cumsum([0, *rows]), strict=False))
         for piece, entry in parts:
             start = starts[piece.slot]
@@ -165,21 +194,21 @@ class _Reader:
             raise AssertionError(f"fields that no weight asked for: {sorted(self.left)[:4]}")
 
 
-def _layer(reader: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
+def _layer(source: Source, config: ModelConfig, layer: int) -> LayerWeights:
     prefix = f"layers.{layer}."
-    w_uk, w_uv = _split_heads(reader.stored(f"{prefix}kv_b"), config)
+    w_uk, w_uv = _split_heads(source.stored(f"{prefix}kv_b"), config)
     dense = layer < config.first_k_dense_replace
     return LayerWeights(
-        input_norm=reader.dense(f"{prefix}input_norm"),
-        qkv_a=reader.dense(f"{prefix}qkv_a"),
-        q_a_norm=reader.dense(f"{prefix}q_a_norm"),
-        q_b=reader.dense(f"{prefix}q_b"),
-        kv_a_norm=reader.dense(f"{prefix}kv_a_norm"),
-        w_uk=reader.place(w_uk, f"{prefix}w_uk"),
-        w_uv=reader.place(w_uv, f"{prefix}w_uv"),
-        o=reader.dense(f"{prefix}o"),
-        post_norm=reader.dense(f"{prefix}post_norm"),
-        mlp=_dense_mlp(reader, f"{prefix}mlp.") if dense else _moe_mlp(reader, f"{prefix}mlp."),
+        input_norm=source.dense(f"{prefix}input_norm"),
+        qkv_a=source.dense(f"{prefix}qkv_a"),
+        q_a_norm=source.dense(f"{prefix}q_a_norm"),
+        q_b=source.dense(f"{prefix}q_b"),
+        kv_a_norm=source.dense(f"{prefix}kv_a_norm"),
+        w_uk=source.place(w_uk, f"{prefix}w_uk"),
+        w_uv=source.place(w_uv, f"{prefix}w_uv"),
+        o=source.dense(f"{prefix}o"),
+        post_norm=source.dense(f"{prefix}post_norm"),
+        mlp=_dense_mlp(source, f"{prefix}mlp.") if dense else _moe_mlp(source, f"{prefix}mlp."),
     )
 
 
@@ -191,28 +220,28 @@ def _split_heads(kv_b: np.ndarray, config: ModelConfig) -> tuple[np.ndarray, np.
     return np.ascontiguousarray(w_uk), np.ascontiguousarray(w_uv)
 
 
-def _dense_mlp(reader: _Reader, prefix: str) -> DenseMlp:
-    return DenseMlp(gate_up=reader.dense(f"{prefix}gate_up"), down=reader.dense(f"{prefix}down"))
+def _dense_mlp(source: Source, prefix: str) -> DenseMlp:
+    return DenseMlp(gate_up=source.dense(f"{prefix}gate_up"), down=source.dense(f"{prefix}down"))
 
 
-def _moe_mlp(reader: _Reader, prefix: str) -> MoeMlp:
+def _moe_mlp(source: Source, prefix: str) -> MoeMlp:
     return MoeMlp(
-        gate=reader.dense(f"{prefix}gate"),
-        bias=reader.dense(f"{prefix}bias"),
-        gate_up=reader.int4(f"{prefix}gate_up"),
-        down=reader.int4(f"{prefix}down"),
-        shared=_dense_mlp(reader, f"{prefix}shared."),
+        gate=source.dense(f"{prefix}gate"),
+        bias=source.dense(f"{prefix}bias"),
+        gate_up=source.int4(f"{prefix}gate_up"),
+        down=source.int4(f"{prefix}down"),
+        shared=_dense_mlp(source, f"{prefix}shared."),
     )
 
 
-def _draft_layer(reader: _Reader, layer: int) -> DraftLayerWeights:
+def _draft_layer(source: Source, layer: int) -> DraftLayerWeights:
     prefix = f"layers.{layer}."
     return DraftLayerWeights(
-        input_norm=reader.dense(f"{prefix}input_norm"),
-        qkv=reader.dense(f"{prefix}qkv"),
-        q_norm=reader.dense(f"{prefix}q_norm"),
-        k_norm=reader.dense(f"{prefix}k_norm"),
-        o=reader.dense(f"{prefix}o"),
-        post_norm=reader.dense(f"{prefix}post_norm"),
-        mlp=_dense_mlp(reader, f"{prefix}mlp."),
+        input_norm=source.dense(f"{prefix}input_norm"),
+        qkv=source.dense(f"{prefix}qkv"),
+        q_norm=source.dense(f"{prefix}q_norm"),
+        k_norm=source.dense(f"{prefix}k_norm"),
+        o=source.dense(f"{prefix}o"),
+        post_norm=source.dense(f"{prefix}post_norm"),
+        mlp=_dense_mlp(source, f"{prefix}mlp."),
     )
