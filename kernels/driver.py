@@ -228,12 +228,18 @@ class Loaded:
         return known["start"]
 
     def allow_shared(self, device: int) -> None:
-        """Whatever the amount: the limit without opting in is no round number (static arrays)."""
+        """Whatever the amount: the limit without opting in is no round number (static arrays).
+
+        All kernels ask for the same division of L1 and shared memory: a multiprocessor changes it
+        only when it has drained, so the next kernel could not start beside the one before.
+        """
         limit = attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         require_shared(self.kernel, self.shared, limit)
         kinds = api().CUfunction_attribute
         kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call("cuFuncSetAttribute", self.function, kind, self.shared)
+        kind = kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        call("cuFuncSetAttribute", self.function, kind, 100)  # percent
 
 
 def serial_attribute() -> ctypes.Array:

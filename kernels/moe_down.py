@@ -15,17 +15,8 @@ from ddtree_numba.kernels.arguments import bf16, read, write
 from ddtree_numba.kernels.launch import kernel
 from ddtree_numba.kernels.moe_arithmetic import UNSCALED, dequantize, multiply, scales
 from ddtree_numba.kernels.moe_records import BYTES, COLUMNS, ROWS, SCALES, WORDS, slices
-from ddtree_numba.kernels.moe_tiles import (
-    FEW,
-    FEW_EXPERTS,
-    NARROW,
-    WARP,
-    Program,
-    divided,
-    grouping,
-)
+from ddtree_numba.kernels.moe_tiles import WARP, Program, divided, reader
 
-FEW_ENTRIES, FEW_PAIRS = 1 + FEW, FEW * NARROW
 MOST_DEPTH = 8  # records of a row whose activations a warp holds in registers
 
 
@@ -39,18 +30,18 @@ class Schedule(NamedTuple):
 
 
 @cache
-def schedule_of(depth: int, tiles: int, few: bool) -> Schedule:
+def schedule_of(depth: int, tiles: int, direct: bool) -> Schedule:
     """Four warps fit beside two blocks of gate_up, and so fetch their weights meanwhile."""
     if depth > 4:
         return Schedule(ring=3, blocks=2)
-    if few:
+    if direct:
         return Schedule(warps=8, ring=3, blocks=2)
     return Schedule(rows=4 if tiles % 8 else 8)
 
 
 @cache
-def make(depth: int, few: bool, schedule: Schedule) -> Program:
-    """A row is `depth` records. few: `plan` is the router's choice, up to FEW pairs."""
+def make(depth: int, direct: bool, schedule: Schedule) -> Program:
+    """A row is `depth` records. direct: `plan` is the router's choice, a pair is a tile."""
     warps, rows, ring = schedule.warps, schedule.rows, schedule.ring
     chains = slices(depth)
     own = depth // chains  # records of a chain
@@ -60,7 +51,7 @@ def make(depth: int, few: bool, schedule: Schedule) -> Program:
     ahead, last_slot = ring - 1, ring - 1
     columns, operands = depth * COLUMNS, depth * 8
     threads = WARP * warps
-    group_few = grouping(NARROW, threads)
+    tiles_of, entry_of, pair_of = reader(direct)
     assert depth <= MOST_DEPTH and chains <= 2 and ahead <= rows
 
     @cuda.jit(device=True, inline="always")
@@ -72,7 +63,7 @@ def make(depth: int, few: bool, schedule: Schedule) -> Program:
 
     @kernel(
         threads=threads,
-        name=f"moe_down{'_few' if few else ''}_{columns}_" + "_".join(map(str, schedule)),
+        name=f"moe_down{'_direct' if direct else ''}_{columns}_" + "_".join(map(str, schedule)),
         min_blocks=schedule.blocks,
         shared_bytes=warps * ring * stage,
         registers=192,
@@ -102,28 +93,13 @@ def make(depth: int, few: bool, schedule: Schedule) -> Program:
         base = memory + warp * (ring * stage)
         put, got_scales = base + lane * 16, base + column * 8 + 4 * SCALES
         stream = ptx.at(records, first_tile * tile_words + lane * 4)
-        if few:
-            places = cuda.shared.array(FEW_EXPERTS, int32)
-            sums_of = cuda.shared.array(WARP, int32)
-            i = thread
-            while i < experts:
-                places[i] = 0
-                i += threads
-            cuda.syncthreads()
-        if few:
-            entries_of = cuda.shared.array(FEW_ENTRIES, int32)
-            pairs_of = cuda.shared.array(FEW_PAIRS, int32)
-            group_few(plan, count, experts, places, sums_of, entries_of, pairs_of)
-            cuda.syncthreads()
-        else:
-            entries_of, pairs_of = plan, pairs
         # Neighbouring blocks take neighbouring items: a multiprocessor has a share of each.
         item = warp * int32(cuda.gridDim.x) + int32(cuda.blockIdx.x)
         stride = int32(cuda.gridDim.x) * warps
         tile, group = divided(item, groups)
         over, group_over = divided(stride, groups)
         expert_words = tiles * tile_words
-        tile_count = int32(entries_of[0])
+        tile_count = tiles_of(plan, count)
         last_tile = int32(tile_count - 1)
         here = tile < tile_count
         next_tile, next_group = int32(tile + over), int32(group + group_over)
@@ -132,9 +108,9 @@ def make(depth: int, few: bool, schedule: Schedule) -> Program:
         entry = next_entry = later_entry = pair = int32(0)
         source = stream
         if here:
-            entry = int32(entries_of[1 + tile])
-            next_entry = int32(entries_of[1 + min(next_tile, last_tile)])
-            pair = int32(pairs_of[tile * NARROW + min(column, int32((entry >> 16) - 1))])
+            entry = entry_of(plan, tile, experts)
+            next_entry = entry_of(plan, min(next_tile, last_tile), experts)
+            pair = pair_of(pairs, tile, entry, column)
             place = (entry & 0xFFFF) * expert_words + group * (rows * tile_words)
             source = ptx.at(stream, place)
             for s in range(ahead):
@@ -160,8 +136,7 @@ def make(depth: int, few: bool, schedule: Schedule) -> Program:
                 later_tile, later_group = int32(next_tile + over), int32(next_group + group_over)
                 if later_group >= groups:
                     later_tile, later_group = int32(later_tile + 1), int32(later_group - groups)
-                there = min(next_tile, last_tile) * NARROW
-                next_pair = int32(pairs_of[there + min(column, int32((next_entry >> 16) - 1))])
+                next_pair = pair_of(pairs, min(next_tile, last_tile), next_entry, column)
                 width = own_tiles * ROWS
                 left = int32(ptx.shfl_idx(pair, quad * 8))
                 right = int32(ptx.shfl_idx(pair, quad * 8 + 4))
@@ -173,7 +148,7 @@ def make(depth: int, few: bool, schedule: Schedule) -> Program:
                     cuda.syncwarp()
                     if n == rows - ahead:
                         # for the item after next: in time, and waited for by nobody
-                        later_entry = int32(entries_of[1 + min(later_tile, last_tile)])
+                        later_entry = entry_of(plan, min(later_tile, last_tile), experts)
                         place = (next_entry & 0xFFFF) * expert_words
                         source = ptx.at(stream, place + next_group * (rows * tile_words))
                     if n < rows - ahead or more:

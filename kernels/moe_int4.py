@@ -6,8 +6,8 @@
     combine (moe_combine)  the picks of a token in their order, and the base
 
 Weights are the 16-row operand of the mma, pairs its 8 columns: how many pairs a tile holds changes
-no bit, and so there are three ways, chosen by their number alone. Up to 136 pairs need no grouping
-launch. Where experts have several pairs each, tiles of 32 columns (moe_wide) share the work of
+no bit, and so there are three ways, chosen by their number alone. Up to 32 pairs are not grouped.
+Where experts have several pairs each, tiles of 32 columns (moe_wide) share the work of
 dequantising. In between, memory is what counts, and tiles of 8 stream weights at its rate.
 
 Where all of y is too large, down and combine take a part of the hidden columns at a time. Nothing
@@ -25,8 +25,7 @@ from ddtree_numba.kernels.arguments import require
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.kernels.moe_records import COLUMNS, ROWS, Records, filled, records_shape
 from ddtree_numba.kernels.moe_tiles import (
-    FEW,
-    FEW_EXPERTS,
+    DIRECT,
     MOST_EXPERTS,
     NARROW,
     WIDE,
@@ -37,7 +36,7 @@ from ddtree_numba.spec.numerics import BF16
 
 BUSY = 8  # pairs an expert, on average, from which wide tiles pay
 MOST_PRODUCTS = 16 << 20  # float32 of y at a time, 64 MiB: half the L2 of an RTX PRO 6000
-FEW_WAY = 0  # instead of the columns of a tile
+UNGROUPED = 0  # instead of the columns of a tile
 RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
@@ -87,15 +86,15 @@ def moe_int4(x, experts, weights, gate_up, down, base=None, *, workspace, out, s
     count = rows * picks
     if count == 0:
         return out
-    few = count <= FEW and total <= FEW_EXPERTS
+    direct = count <= DIRECT
     wide = count >= BUSY * total
     width = WIDE if wide else NARROW
     plan, pairs, items = experts, None, count
-    if not few:
+    if not direct:
         plan, pairs, items = workspace.plan, workspace.pairs, most_tiles(count, total, width)
         group = moe_tiles.make(width)
         group.launch(1, experts, plan, pairs, count, total, stream=stream)
-    first, second = programs(gate_up.words.shape[2], depth, tiles, FEW_WAY if few else width)
+    first, second = programs(gate_up.words.shape[2], depth, tiles, UNGROUPED if direct else width)
     hidden, products = workspace.hidden, workspace.products
     numbers = count, picks, total
     own = 0, gate_up.words.shape[1]
@@ -114,15 +113,15 @@ def moe_int4(x, experts, weights, gate_up, down, base=None, *, workspace, out, s
 
 @cache
 def programs(depth: int, down_depth: int, down_tiles: int, way: int) -> tuple[Program, Program]:
-    """gate_up and down for rows of so many records; way: columns of a tile, or FEW_WAY."""
+    """gate_up and down for rows of so many records; way: columns of a tile, or UNGROUPED."""
     if way == WIDE:
         return moe_wide.make(depth, True), moe_wide.make(down_depth, False)
-    few = way == FEW_WAY
-    first = moe_sliced.make(depth, True, few)
+    direct = way == UNGROUPED
+    first = moe_sliced.make(depth, True, direct)
     if down_depth > moe_down.MOST_DEPTH:
-        return first, moe_sliced.make(down_depth, False, few)
-    schedule = moe_down.schedule_of(down_depth, down_tiles, few)
-    return first, moe_down.make(down_depth, few, schedule)
+        return first, moe_sliced.make(down_depth, False, direct)
+    schedule = moe_down.schedule_of(down_depth, down_tiles, direct)
+    return first, moe_down.make(down_depth, direct, schedule)
 
 
 def _run(program, items, own, x, records, plan, pairs, out, numbers, stream) -> None:
@@ -170,7 +169,7 @@ def instances() -> list[Kernel]:
     """Of K2.6 and of the embedded model, each at 1, 2, 4 and 8 ranks."""
     made: dict[str, Kernel] = {}
     for hidden, inner in ((7168, 2048), (192, 256)):
-        for ranks, way in product((1, 2, 4, 8), (FEW_WAY, NARROW, WIDE)):
+        for ranks, way in product((1, 2, 4, 8), (UNGROUPED, NARROW, WIDE)):
             depth, down_depth = (filled(n) // COLUMNS for n in (hidden, inner // ranks))
             pair = programs(depth, down_depth, hidden // ROWS, way)
             made |= {program.kernel.name: program.kernel for program in pair}

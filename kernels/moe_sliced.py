@@ -17,19 +17,10 @@ from ddtree_numba.kernels.arguments import bf16, read, write
 from ddtree_numba.kernels.launch import kernel
 from ddtree_numba.kernels.moe_arithmetic import UNSCALED, dequantize, gated, multiply, scales
 from ddtree_numba.kernels.moe_records import BYTES, COLUMNS, ROWS, SCALES, WORDS, slices
-from ddtree_numba.kernels.moe_tiles import (
-    FEW,
-    FEW_EXPERTS,
-    NARROW,
-    WARP,
-    Program,
-    divided,
-    grouping,
-)
+from ddtree_numba.kernels.moe_tiles import NARROW, WARP, Program, divided, reader
 
 PIECES = BYTES // 16  # of a record
 TILE_SUMS = 4 * ROWS * NARROW  # bytes
-FEW_ENTRIES, FEW_PAIRS = 1 + FEW, FEW * NARROW
 
 
 class Schedule(NamedTuple):
@@ -46,11 +37,11 @@ PRODUCT = Schedule()
 
 @cache
 def make(
-    depth: int, gate_up: bool, few: bool = False, schedule=PRODUCT, raw: bool = False
+    depth: int, gate_up: bool, direct: bool = False, schedule=PRODUCT, raw: bool = False
 ) -> Program:
     """A row is `depth` records. gate_up: rows of x are those of tokens; else, of pairs.
 
-    few: `plan` is the router's choice, up to FEW pairs, and blocks group them.
+    direct: `plan` is the router's choice, a pair is a tile.
     raw: float32 sums instead of activations, for tests of the order of summation.
     """
     warps = slices(depth)
@@ -72,8 +63,9 @@ def make(
     gate = gate_up and not raw
     tile_width = ROWS // 2 if gate else ROWS
     element = bf16 if gate else float32
-    group_few = grouping(NARROW, threads)
-    kind = ("gate_up" if gate_up else "down") + ("_few" if few else "") + ("_raw" if raw else "")
+    tiles_of, entry_of, pair_of = reader(direct)
+    kind = "gate_up" if gate_up else "down"
+    kind += ("_direct" if direct else "") + ("_raw" if raw else "")
     assert 0 < rows * tail <= WARP
 
     @cuda.jit(device=True, inline="always")
@@ -130,34 +122,17 @@ def make(
         expert_words = tiles * tile_words
         tile, group = divided(cuda.blockIdx.x, groups)
         over, group_over = divided(cuda.gridDim.x, groups)
-        if few:
-            places = cuda.shared.array(FEW_EXPERTS, int32)
-            sums_of = cuda.shared.array(WARP, int32)
-            i = thread
-            while i < experts:
-                places[i] = 0
-                i += threads
-            cuda.syncthreads()
         ptx.wait_for_previous()
         ptx.launch_next()
-        if few:
-            entries_of = cuda.shared.array(FEW_ENTRIES, int32)
-            pairs_of = cuda.shared.array(FEW_PAIRS, int32)
-            group_few(plan, count, experts, places, sums_of, entries_of, pairs_of)
-            cuda.syncthreads()
-        else:
-            entries_of, pairs_of = plan, pairs
-            entry = int32(plan[1 + tile])  # beside the number of tiles, not behind it
-        tile_count = int32(entries_of[0])
+        entry = entry_of(plan, tile, experts)  # beside the number of tiles, not behind it
+        tile_count = tiles_of(plan, count)
         last_tile = int32(tile_count - 1)
         if tile < tile_count:
-            if few:
-                entry = int32(entries_of[1 + tile])
             later_entry = int32(0)
             next_tile, next_group = int32(tile + over), int32(group + group_over)
             if next_group >= groups:
                 next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
-            next_entry = int32(entries_of[1 + min(next_tile, last_tile)])
+            next_entry = entry_of(plan, min(next_tile, last_tile), experts)
             place = (entry & 0xFFFF) * expert_words + group * (rows * tile_words)
             source = ptx.at(stream, place)
             for s in range(ahead):
@@ -165,7 +140,7 @@ def make(
                 ptx.copy_commit()
                 source = ptx.at(source, each * WORDS)
             source_tail = ptx.at(source, to_tail)
-            pair = int32(pairs_of[tile * NARROW + min(column, int32((entry >> 16) - 1))])
+            pair = pair_of(pairs, tile, entry, column)
             row = ptx.at(slice_in, row_of(pair, picks))
             b = cuda.local.array(operands, uint32)
             for n in range(each * 2):
@@ -182,8 +157,7 @@ def make(
                 later_tile, later_group = int32(next_tile + over), int32(next_group + group_over)
                 if later_group >= groups:
                     later_tile, later_group = int32(later_tile + 1), int32(later_group - groups)
-                there = min(next_tile, last_tile) * NARROW
-                next_pair = int32(pairs_of[there + min(column, int32((next_entry >> 16) - 1))])
+                next_pair = pair_of(pairs, min(next_tile, last_tile), next_entry, column)
                 for n in range(count4):
                     total[n] = float32(0)
                 step = int32(0)
@@ -192,7 +166,7 @@ def make(
                     cuda.syncwarp()
                     if step == steps - ahead:
                         # for the item after next: in time, and waited for by nobody
-                        later_entry = int32(entries_of[1 + min(later_tile, last_tile)])
+                        later_entry = entry_of(plan, min(later_tile, last_tile), experts)
                         place = (next_entry & 0xFFFF) * expert_words
                         source = ptx.at(stream, place + next_group * (rows * tile_words))
                         source_tail = ptx.at(source, to_tail)

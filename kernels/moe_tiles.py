@@ -6,7 +6,7 @@ pairs: int32[tiles * width], the tile's pairs token * k + pick; what lies behind
 Pairs come in the order of arrival at an integer counter. No bit of a result depends on it: a pair
 is a column of an mma, and knows nothing of its neighbours. A pick outside of 0 .. E - 1 is padding.
 
-A few pairs need no launch: each block of the kernels that follow groups them by itself.
+A few pairs are not grouped: each is a tile of its own, and the router's choice serves as the plan.
 """
 
 from functools import cache
@@ -20,8 +20,7 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 
 WARP = 32
 MOST_EXPERTS = 1024
-FEW = 136  # pairs that every block groups by itself: 17 tokens of 8 picks
-FEW_EXPERTS = 512  # at most, for that
+DIRECT = 32  # pairs, at most, that are not grouped: four tokens seldom share an expert
 NARROW, WIDE = 8, 32  # columns of a tile: one mma, or enough to share what a weight costs
 
 
@@ -51,17 +50,58 @@ def divided(a, b):
     return quotient, int32(a - quotient * b)
 
 
-def grouping(width: int, threads: int):
-    """A device function: the threads of one block group the pairs.
-
-    places: shared int32, one for each expert, zeros; sums: shared int32, one for each warp.
-    """
-    warps = threads // WARP
+def reader(direct: bool):
+    """Device functions: the number of tiles, a tile's expert and size, a column's pair."""
 
     @cuda.jit(device=True, inline="always")
-    def group(picked, count, experts, places, sums, plan, pairs):
+    def tiles_of(plan, count):
+        tiles = count
+        if not direct:
+            tiles = int32(plan[0])
+        return tiles
+
+    @cuda.jit(device=True, inline="always")
+    def entry_of(plan, tile, experts):
+        """expert | pairs << 16; padding has no pair, and any expert's weights are read for it."""
+        if direct:
+            entry = int32(plan[tile])
+            entry = entry | 1 << 16 if entry >= 0 and entry < experts else 0
+        else:
+            entry = plan[1 + tile]
+        return int32(entry)
+
+    @cuda.jit(device=True, inline="always")
+    def pair_of(pairs, tile, entry, column):
+        """A tile's last pair also stands in the columns behind it."""
+        pair = tile
+        if not direct:
+            pair = int32(pairs[tile * NARROW + min(column, int32((entry >> 16) - 1))])
+        return pair
+
+    return tiles_of, entry_of, pair_of
+
+
+@cache
+def make(width: int) -> Kernel:
+    threads = 512
+    warps = threads // WARP
+
+    @kernel(threads=threads, name=f"moe_group_{width}", registers=40, pdl=True)
+    @cuda.jit
+    def group_kernel(
+        picked: read(int32), plan: write(int32), pairs: write(int32), count: int32, experts: int32
+    ):
+        places = cuda.shared.array(MOST_EXPERTS, int32)
+        sums = cuda.shared.array(warps, int32)
         thread = int32(cuda.threadIdx.x)
         lane, warp = thread & 31, thread >> 5
+        i = thread
+        while i < experts:
+            places[i] = 0
+            i += threads
+        cuda.syncthreads()
+        ptx.wait_for_previous()
+        ptx.launch_next()
         i = thread
         while i < count:
             expert = int32(picked[i])
@@ -108,31 +148,6 @@ def grouping(width: int, threads: int):
             if expert >= 0 and expert < experts:
                 pairs[cuda.atomic.add(places, expert, 1)] = i
             i += threads
-
-    return group
-
-
-@cache
-def make(width: int) -> Kernel:
-    threads = 512
-    warps = threads // WARP
-    group = grouping(width, threads)
-
-    @kernel(threads=threads, name=f"moe_group_{width}", registers=40, pdl=True)
-    @cuda.jit
-    def group_kernel(
-        picked: read(int32), plan: write(int32), pairs: write(int32), count: int32, experts: int32
-    ):
-        places = cuda.shared.array(MOST_EXPERTS, int32)
-        sums = cuda.shared.array(warps, int32)
-        i = cuda.threadIdx.x
-        while i < experts:
-            places[i] = 0
-            i += threads
-        cuda.syncthreads()
-        ptx.wait_for_previous()
-        ptx.launch_next()
-        group(picked, count, experts, places, sums, plan, pairs)
 
     return group_kernel
 

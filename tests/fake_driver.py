@@ -47,12 +47,14 @@ class FakeDriver:
             "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": optin,
         }
         self.CUdevice_attribute = SimpleNamespace(**{name: name for name in self.attributes})
-        shared = "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
-        self.CUfunction_attribute = SimpleNamespace(**{shared: shared})
+        prefix = "CU_FUNC_ATTRIBUTE_"
+        kinds = "MAX_DYNAMIC_SHARED_SIZE_BYTES", "PREFERRED_SHARED_MEMORY_CARVEOUT"
+        self.CUfunction_attribute = SimpleNamespace(**{prefix + n: prefix + n for n in kinds})
         serial = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
         self.CUlaunchAttributeID = SimpleNamespace(**{serial: 6})
         self.CUresult = CUresult
         self.allowed: dict = {}
+        self.divided: dict = {}
         self.functions: list[str] = []
         self.launches: list = []
         self.status = SUCCESS
@@ -75,7 +77,8 @@ class FakeDriver:
         return SUCCESS, self.attributes[name]
 
     def cuFuncSetAttribute(self, function, name, value):
-        self.allowed[self.functions[function]] = value
+        kept = self.divided if name.endswith("CARVEOUT") else self.allowed
+        kept[self.functions[function]] = value
         return (SUCCESS,)
 
     def load_function(self, compiled):

@@ -16,7 +16,7 @@ from ddtree_numba.spec.numerics import BF16, F32, Int4Matrix, bf16, dequantize_i
 from tests.cases import small
 from tests.expert_records import on_device, packed, part, run, sums
 
-WAYS = dict(few=(136, 4), narrow=(0, 100), wide=(0, 0))  # FEW, BUSY that bring it about
+WAYS = dict(direct=(1000, 4), narrow=(0, 100), wide=(0, 0))  # DIRECT, BUSY that bring it about
 SIZES = dict(T=4, k=2, E=3, H=128, I=64, base=True)
 CASES = {name: spec.CASES[name] for name in small(spec.CASES)}
 CASES["mostly_empty"] |= dict(H=64, E=20, T=2)
@@ -31,8 +31,8 @@ def take(monkeypatch):
     """take(way): the kernels that other numbers of pairs would bring about."""
 
     def take(way):
-        few, busy = WAYS[way]
-        monkeypatch.setattr(kernels, "FEW", few)
+        direct, busy = WAYS[way]
+        monkeypatch.setattr(kernels, "DIRECT", direct)
         monkeypatch.setattr(kernels, "BUSY", busy)
 
     return take
@@ -65,8 +65,8 @@ def test_e08_the_order_of_the_sums_is_the_weights_alone(rng, monkeypatch):
     """Before h is rounded, which would hide it: 8 slices of 16 records, whatever the tile."""
     given = on_device(spec.inputs(dict(T=2, k=1, E=1, H=1024, I=32), rng))
     x, experts, gate_up = given["x"], given["experts"], given["gate_up"]
-    few = moe_sliced.make(16, True, few=True, raw=True)
-    expected = sums(few, 0, x, experts, gate_up, tiles=2)
+    direct = moe_sliced.make(16, True, direct=True, raw=True)
+    expected = sums(direct, 0, x, experts, gate_up, tiles=2)
     narrow = moe_sliced.Schedule(rows=1, records=1, ring=3)
     for program, width in (
         (moe_sliced.make(16, True, schedule=narrow, raw=True), 8),
@@ -74,16 +74,16 @@ def test_e08_the_order_of_the_sums_is_the_weights_alone(rng, monkeypatch):
     ):
         found = sums(program, width, x, experts, gate_up, tiles=2)
         assert found.tobytes() == expected.tobytes()
-    alone = sums(few, 0, x[1:], experts[1:], gate_up, tiles=2)
+    alone = sums(direct, 0, x[1:], experts[1:], gate_up, tiles=2)
     assert alone.tobytes() == expected[1].tobytes()
     monkeypatch.setattr(moe_sliced, "slices", lambda depth: 2)
-    other = moe_sliced.make.__wrapped__(16, True, few=True, raw=True)
+    other = moe_sliced.make.__wrapped__(16, True, direct=True, raw=True)
     assert sums(other, 0, x, experts, gate_up, tiles=2).tobytes() != expected.tobytes()  # control
 
 
 @pytest.mark.parametrize("depth", [1, 4, 16])
 def test_rows_of_down_of_any_length(depth, rng):
-    """float32 products at every number of ranks, few and in tiles, against a dense product."""
+    """float32 products at every number of ranks, every way, against a dense product."""
     matrix = spec.random_int4(2, 64, 64 * depth, rng)
     hidden = rng.standard_normal((2, 64 * depth)).astype(BF16)
     experts = np.array([[1], [1]], np.int32)
@@ -92,7 +92,7 @@ def test_rows_of_down_of_any_length(depth, rng):
     rows = zip(experts, hidden.astype(float), strict=True)
     expected = np.stack([weights[e] @ h for (e,), h in rows])
     found = []
-    for way in (kernels.FEW_WAY, 8, 32)[: 2 if depth == 16 else 3]:
+    for way in (kernels.UNGROUPED, 8, 32)[: 2 if depth == 16 else 3]:
         _, down = kernels.programs(depth, depth, 4, way)
         found.append(sums(down, way, hidden, experts, records))
         np.testing.assert_allclose(found[-1], expected, rtol=1e-5, atol=1e-5)

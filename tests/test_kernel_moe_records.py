@@ -57,7 +57,7 @@ def test_extreme_scales_are_exact(rng):
     records = packed(matrix, True)
     x = bf16(np.eye(64)[:16])
     found = sums(
-        moe_sliced.make(1, True, few=True, raw=True), 0, x, np.zeros((16, 1), np.int32), records
+        moe_sliced.make(1, True, direct=True, raw=True), 0, x, np.zeros((16, 1), np.int32), records
     )
     expected = dequantize_int4(matrix.packed, matrix.scale, (64, 64))[0].astype(F32)[:, :16].T
     rows = np.arange(32).reshape(4, 8)
