@@ -2,11 +2,11 @@
 
 A safetensors file is an 8-byte little-endian header length, a JSON header (name -> dtype, shape,
 data_offsets), then the tensors back to back. Everything that headers can tell is checked before a
-tensor is read: a memory map of a short file would show zeros or whatever the page holds.
+tensor is read.
 """
 
 import json
-import mmap
+import os
 import struct
 from collections.abc import Iterator
 from math import prod
@@ -17,11 +17,11 @@ import ml_dtypes
 import numpy as np
 
 from ddtree_numba.model.fields import CheckpointError, read_json
+from ddtree_numba.model.reading import Files, Part, grouped, read_group
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors library
-BLOCK = 1 << 25  # bytes of a map that are touched before its pages are given back
 DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F32": np.dtype(np.float32),
@@ -51,16 +51,15 @@ class Checkpoint:
         self.folder = Path(folder)
         self.files, listed = _read_index(self.folder)
         self.tensors: dict[str, Entry] = {}
+        self.shards = Files()
         for path in self.files:
-            for name, entry in read_header(path).items():
+            for name, entry in _entries_of(path, self.shards.descriptor(path)).items():
                 if name in self.tensors:
                     other = self.tensors[name].path.name
                     raise CheckpointError(f"{path}: tensor {name} is also in {other}")
                 self.tensors[name] = entry
         if listed is not None:
             self._compare(listed)
-        self._maps: dict[Path, mmap.mmap] = {}
-        self._touched = 0
 
     def _compare(self, listed: dict[str, str]) -> None:
         index = self.folder / INDEX
@@ -73,36 +72,18 @@ class Checkpoint:
             path = self.tensors[name].path
             raise CheckpointError(f"{path}: tensor {name} is not in {INDEX}")
 
-    def read(self, entry: Entry, out: np.ndarray, rows: slice, columns: slice) -> None:
-        """Copy tensor[rows, columns] into `out`; of a vector, tensor[rows].
-
-        The pages of the map are given back as the copy proceeds, so that resident memory stays at
-        the caller's buffers and BLOCK bytes, whatever the size of the file.
-        """
+    def part(self, entry: Entry, out: np.ndarray, rows: slice, columns: slice) -> Part:
+        """The reading of tensor[rows, columns] into `out`; of a vector, tensor[rows]."""
         width = prod(entry.shape[1:])
-        source = self._view(entry).reshape(entry.shape[0], width)
-        target = out.reshape(len(out), -1)
-        step = max(1, BLOCK // max(1, width * source.itemsize))
-        first, last, _ = rows.indices(entry.shape[0])
-        for row in range(first, last, step):
-            end = min(row + step, last)
-            target[row - first : end - first] = source[row:end, columns]
-            self._give_back((end - row) * width * source.itemsize)
+        first, _, _ = rows.indices(entry.shape[0])
+        words = np.dtype(f"u{out.itemsize}")  # numpy copies integers without its global lock
+        target = out.view(words).reshape(len(out), prod(out.shape[1:]))
+        return Part(entry.path, entry.start + first * width * out.itemsize, width, columns, target)
 
-    def _view(self, entry: Entry) -> np.ndarray:
-        if entry.path not in self._maps:
-            with entry.path.open("rb") as file:
-                self._maps[entry.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        dtype = DTYPES[entry.dtype]
-        count = prod(entry.shape)
-        return np.frombuffer(self._maps[entry.path], dtype, count, entry.start)
-
-    def _give_back(self, size: int) -> None:
-        self._touched += size
-        if self._touched >= BLOCK:
-            for shard in self._maps.values():
-                shard.madvise(mmap.MADV_DONTNEED)
-            self._touched = 0
+    def read(self, entry: Entry, out: np.ndarray, rows: slice, columns: slice) -> None:
+        """Copy tensor[rows, columns] into `out`, at once."""
+        for group in grouped([self.part(entry, out, rows, columns)]):
+            read_group(self.shards, group)
 
 
 def _read_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
@@ -133,14 +114,18 @@ def _read_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one file, once it is known to have exactly the bytes its header promises."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size < 8:
-            raise CheckpointError(f"{path}: {size} bytes, too short for a safetensors file")
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > min(HEADER_LIMIT, size - 8):
-            raise CheckpointError(f"{path}: header of {length} bytes in a file of {size} bytes")
-        raw = file.read(length)
+    files = Files()
+    return _entries_of(path, files.descriptor(path))
+
+
+def _entries_of(path: Path, descriptor: int) -> dict[str, Entry]:
+    size = os.fstat(descriptor).st_size
+    if size < 8:
+        raise CheckpointError(f"{path}: {size} bytes, too short for a safetensors file")
+    (length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
+    if length > min(HEADER_LIMIT, size - 8):
+        raise CheckpointError(f"{path}: header of {length} bytes in a file of {size} bytes")
+    raw = os.pread(descriptor, length, 8)
     try:
         header = json.loads(raw)
         header.pop("__metadata__", None)

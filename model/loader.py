@@ -1,23 +1,24 @@
 """Checkpoint -> this rank's weights, tensor by tensor.
 
-Only this rank's slices are copied out of the memory-mapped files, straight into the fused tensor
-that the forward pass uses, which `place` then takes over. Host memory holds one such tensor at a
-time (the largest is the embedding or one layer's stacked experts) beside what `place` keeps.
+Beside what `place` keeps, host memory holds the tensor that it takes over and those being read
+(the largest is the embedding or one layer's stacked experts).
 """
 
-from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ddtree_numba.model.checkpoint import DTYPES, Checkpoint
+from ddtree_numba.model.checkpoint import Checkpoint
 from ddtree_numba.model.config import ModelConfig
 from ddtree_numba.model.drafter_config import DrafterConfig
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.manifest import Manifest, drafter_manifest, target_manifest
-from ddtree_numba.model.names import Piece
+from ddtree_numba.model.names import fused_shape as fused_shape
 from ddtree_numba.model.sharding import check_shares, drafter_shares, target_shares
+from ddtree_numba.model.source import Build, CheckpointSource, Place, Progress
 from ddtree_numba.model.weights import (
     DenseMlp,
     DrafterWeights,
@@ -27,9 +28,6 @@ from ddtree_numba.model.weights import (
     TargetWeights,
 )
 from ddtree_numba.spec.numerics import F32, Int4Matrix
-
-Place = Callable[[Any, str], Any]
-Progress = Callable[[int, int], None]
 
 
 def place_numpy(tensor: np.ndarray | Int4Matrix, field: str = "") -> Any:
@@ -62,10 +60,7 @@ def load_target(
     _check_rank(rank, world)
     check_shares(target_shares(config), world)
     manifest = target_manifest(Checkpoint(folder), config)
-    reader = _Reader(manifest, rank, world, place, progress)
-    weights = target_weights(reader, config)
-    reader.finish()
-    return weights
+    return _read(manifest, partial(target_weights, config=config), rank, world, place, progress)
 
 
 def load_drafter(
@@ -80,10 +75,7 @@ def load_drafter(
     _check_rank(rank, world)
     check_shares(drafter_shares(config), world)
     manifest = drafter_manifest(Checkpoint(folder), config)
-    reader = _Reader(manifest, rank, world, place, progress)
-    weights = drafter_weights(reader, config)
-    reader.finish()
-    return weights
+    return _read(manifest, partial(drafter_weights, config=config), rank, world, place, progress)
 
 
 class Source(Protocol):
@@ -119,79 +111,24 @@ def drafter_weights(source: Source, config: DrafterConfig) -> DrafterWeights:
     )
 
 
-def fused_shape(pieces: Iterable[Piece], world: int) -> tuple[int, ...]:
-    """(experts, rows, ...) of a rank's field: its pieces along the rows, experts stacked."""
-    pieces = list(pieces)
-    slots = [piece.local_shape(world) for piece in pieces if piece.expert == 0]
-    return len(pieces) // len(slots), sum(shape[0] for shape in slots), *slots[0][1:]
-
-
 def _check_rank(rank: int, world: int) -> None:
     if not 0 <= rank < max(world, 1):
         raise CheckpointError(f"rank {rank} is not one of {world} ranks")
 
 
-class _Reader:
-    """Reads the fields of a manifest, each once."""
-
-    def __init__(
-        self, manifest: Manifest, rank: int, world: int, place: Place, progress: Progress | None
-    ):
-        self.checkpoint = manifest.checkpoint
-        self.left = dict(manifest.fields)
-        self.rank, self.world = rank, world
-        self.place, self.progress = place, progress
-        self.done = 0
-        parts = (piece for field in self.left.values() for piece, _ in field)
-        self.total = sum(piece.local_bytes(world) for piece in parts)
-
-    def stored(self, field: str) -> np.ndarray:
-        """The rank's slices of one field: fused along rows in slot order, experts stacked."""
-        parts = self.left.pop(field)
-        slots = [piece for piece, _ in parts if piece.expert == 0]
-        rows = [piece.local_shape(self.world)[0] for piece in slots]
-        shape = fused_shape((piece for piece, _ in parts), self.world)
-        out = np.empty(shape, DTYPES[slots[0].dtype])
-        starts = dict(zip((piece.slot for piece in slots), np.cumsum([0, *rows]), strict=False))
-        for piece, entry in parts:
-            start = starts[piece.slot]
-            target = out[piece.expert, start : start + piece.local_shape(self.world)[0]]
-            self.checkpoint.read(entry, target, *piece.local_slices(self.rank, self.world))
-            self._advance(piece.local_bytes(self.world))
-        return out if ".packed" in field or ".scale" in field else out[0]
-
-    def dense(self, field: str) -> Any:
-        return self.place(self.stored(field), field)
-
-    def int4(self, field: str) -> Any:
-        """All experts' matrix `field`, after checking each weight_shape against config.json."""
-        self._check_shapes(field)
-        packed, scale = self.stored(f"{field}.packed"), self.stored(f"{field}.scale")
-        shape = (packed.shape[1], packed.shape[2] * 8)
-        return self.place(Int4Matrix(packed, scale, shape), field)
-
-    def _check_shapes(self, field: str) -> None:
-        full = {piece.slot: piece.shape for piece, _ in self.left[f"{field}.packed"]}
-        for piece, entry in self.left.pop(f"{field}.shape"):
-            shape = np.empty(2, DTYPES[entry.dtype])
-            self.checkpoint.read(entry, shape, slice(None), slice(None))
-            self._advance(piece.local_bytes(self.world))
-            rows, words = full[piece.slot]
-            if tuple(shape) != (rows, words * 8):
-                raise CheckpointError(
-                    f"{entry.path}: tensor {piece.name} holds {shape.tolist()}, "
-                    f"config.json implies {[rows, words * 8]}"
-                )
-
-    def _advance(self, size: int) -> None:
-        self.done += size
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-    def finish(self) -> None:
-        """Every field was asked for, so every tensor was read exactly once."""
-        if self.left:
-            raise AssertionError(f"fields that no weight asked for: {sorted(self.left)[:4]}")
+def _read(
+    manifest: Manifest,
+    build: Build,
+    rank: int,
+    world: int,
+    place: Place,
+    progress: Progress | None,
+) -> Any:
+    source = CheckpointSource(manifest, rank, world, build, place, progress)
+    with closing(source):
+        weights = build(source)
+        source.finish()
+    return weights
 
 
 def _layer(source: Source, config: ModelConfig, layer: int) -> LayerWeights:

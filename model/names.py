@@ -11,7 +11,7 @@
 Field kv_b is the one that no forward pass reads: the loader splits its heads into w_uk and w_uv.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ddtree_numba.model.config import ModelConfig
@@ -224,3 +224,10 @@ def _part(row: Row, part: str, cut: str, kind: str) -> Row:
     return row._replace(
         name=f"{row.name}.weight_{part}", field=f"{row.field}.{part}", cut=cut, kind=kind
     )
+
+
+def fused_shape(pieces: Iterable[Piece], world: int) -> tuple[int, ...]:
+    """(experts, rows, ...) of a rank's field: its pieces along the rows, experts stacked."""
+    pieces = list(pieces)
+    slots = [piece.local_shape(world) for piece in pieces if piece.expert == 0]
+    return len(pieces) // len(slots), sum(shape[0] for shape in slots), *slots[0][1:]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ddtree_numba.model.checkpoint import Checkpoint
+from ddtree_numba.model import source
 from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
 from ddtree_numba.model.loader import load_drafter, load_target
 from ddtree_numba.model.weights import MoeMlp, TargetWeights
@@ -263,6 +263,6 @@ def test_l10_both_name_styles_give_equal_weights(tmp_path: Path) -> None:
 def test_errors_come_before_any_tensor_is_read(own: Path, monkeypatch) -> None:
     name = f"{PREFIX}model.layers.2.self_attn.o_proj.weight"
     edit_tensors(shard_of(own, name), lambda tensors: tensors.pop(name))
-    monkeypatch.setattr(Checkpoint, "read", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(source, "read_group", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(CheckpointError, match="no file has"):
         load(own)

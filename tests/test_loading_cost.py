@@ -1,8 +1,11 @@
 """What loading costs: bytes read by a rank, progress, time, resident memory."""
 
+import gc
 import json
+import os
 import struct
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddtree_numba.model.checkpoint import BLOCK, Checkpoint, Entry
+from ddtree_numba.model.checkpoint import Checkpoint, Entry
 from ddtree_numba.model.config import check_pair, load_config, load_drafter_config
 from ddtree_numba.model.loader import load_drafter, load_target
 from ddtree_numba.model.plan import plan, total
+from ddtree_numba.model.reading import (
+    AHEAD,
+    BLOCK,
+    GAP,
+    THREADS,
+    Ahead,
+    Files,
+    Part,
+    grouped,
+    read_group,
+)
+from golden.checkpoint_writer import write_safetensors
 from tests.checkpoints import flat_config, shapes, write_tiny
-from tests.refusals import write
+from tests.refusals import refusal, write
 
 SHAPES_BYTES = 8  # a weight_shape, which every rank reads and none keeps
 
@@ -28,21 +43,73 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("world", [1, 2, 8])
-def test_g08_a_rank_reads_its_share_and_no_more(tiny: Path, world: int, monkeypatch) -> None:
-    read: list[int] = []
-    original = Checkpoint.read
+def test_g08_a_rank_takes_its_share_and_no_more(tiny: Path, world: int, monkeypatch) -> None:
+    wanted: list[int] = []
+    original = Checkpoint.part
 
-    def counting(self: Checkpoint, entry: Entry, out: np.ndarray, *slices: slice) -> None:
-        read.append(out.nbytes)
-        original(self, entry, out, *slices)
+    def counting(self: Checkpoint, entry: Entry, out: np.ndarray, *slices: slice) -> Part:
+        wanted.append(out.nbytes)
+        return original(self, entry, out, *slices)
 
-    monkeypatch.setattr(Checkpoint, "read", counting)
+    monkeypatch.setattr(Checkpoint, "part", counting)
     config = load_config(tiny)
     load_target(tiny, config, world - 1, world)
     part = total(plan(config, tp=world).target)
     experts = 2 * 4 * 3  # layers, experts, matrices
-    assert sum(read) == part.rank_bytes + experts * SHAPES_BYTES
-    assert len(read) == part.tensors
+    assert sum(wanted) == part.rank_bytes + experts * SHAPES_BYTES
+    assert len(wanted) == part.tensors
+
+
+def test_neighbours_are_read_together_and_far_parts_are_skipped(tmp_path: Path) -> None:
+    """Three tensors near each other are one read, a slice of rows is no more than its bytes."""
+    width = 2 * GAP // 4
+    stored = {"a": np.arange(9, dtype="i4"), "b": np.arange(7, dtype="i4")}
+    stored |= {"far": np.arange(8 * width, dtype="i4").reshape(8, width), "z": np.arange(3, 9)}
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    checkpoint, files = Checkpoint(tmp_path), Files()
+    rows = {"a": slice(None), "b": slice(2, 5), "far": slice(4, 6), "z": slice(1, 4)}
+    out = {name: np.empty_like(stored[name][rows[name]]) for name in rows}
+    parts = [checkpoint.part(checkpoint.tensors[n], out[n], rows[n], slice(None)) for n in rows]
+    groups = grouped(reversed(parts))
+    assert [len(group) for group in groups] == [2, 1, 1]
+    assert sum(read_group(files, group) for group in groups) == sum(a.nbytes for a in out.values())
+    assert (files.reads, files.bytes) == (3, 4 * (9 + 5) + out["far"].nbytes + out["z"].nbytes)
+    assert all(np.array_equal(out[name], stored[name][rows[name]]) for name in rows)
+
+
+def test_a_large_tensor_is_several_reads(tmp_path: Path) -> None:
+    values = np.arange(5 * BLOCK // 8, dtype="i4").reshape(-1, 64)
+    write_safetensors(tmp_path / "model.safetensors", {"x": values})
+    checkpoint = Checkpoint(tmp_path)
+    out = np.empty((len(values), 16), "i4")
+    part = checkpoint.part(checkpoint.tensors["x"], out, slice(None), slice(16, 32))
+    assert len(grouped([part])) == 3
+    checkpoint.read(checkpoint.tensors["x"], out, slice(None), slice(16, 32))
+    assert np.array_equal(out, values[:, 16:32])
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"x": np.arange(64, dtype="i4")})
+    checkpoint = Checkpoint(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", 100)
+    entry, out = checkpoint.tensors["x"], np.empty(64, "i4")
+    read = partial(checkpoint.read, entry, out, slice(None), slice(None))
+    assert "ends at byte 100" in refusal(read, "model.safetensors")
+
+
+def test_arrays_ahead_stop_at_their_bytes() -> None:
+    begun: list[str] = []
+
+    def begin(name: str) -> tuple[str, list]:
+        begun.append(name)
+        return name, []
+
+    ahead = Ahead(dict.fromkeys("abcdef", AHEAD // 2), begin, None)
+    assert ahead.take("a") == "a" and begun == list("abc")
+    assert ahead.take("b") == "b" and begun == list("abcd")
+    ahead.close()
+    with pytest.raises(AssertionError, match="nobody took"):
+        ahead.finish()
 
 
 def test_g08_progress_counts_bytes_up_to_the_total(tiny: Path) -> None:
@@ -63,19 +130,22 @@ def header_bytes(path: Path) -> int:
         return 8 + struct.unpack("<Q", file.read(8))[0]
 
 
-def test_files_are_opened_once_to_check_and_once_to_read(tiny: Path, monkeypatch) -> None:
+def test_files_are_opened_once_and_closed(tiny: Path, monkeypatch) -> None:
     opened: list[str] = []
-    original = Path.open
+    original = os.open
 
-    def counting(self: Path, *args: Any, **options: Any) -> Any:
-        if self.suffix == ".safetensors":
-            opened.append(self.name)
-        return original(self, *args, **options)
+    def counting(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).endswith(".safetensors"):
+            opened.append(Path(path).name)
+        return original(path, *args, **options)
 
     config = load_config(tiny)
-    monkeypatch.setattr(Path, "open", counting)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "open", counting)
     load_target(tiny, config)
-    assert len(opened) == 2 * 4 and len(set(opened)) == 4
+    assert len(opened) == len(set(opened)) == 4
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def resident() -> int:
@@ -110,7 +180,7 @@ def sparse_checkpoint(folder: Path, layers: int) -> None:
 
 
 def test_g08_resident_memory_stays_at_the_largest_tensor(tmp_path: Path) -> None:
-    sparse_checkpoint(tmp_path, layers=24)
+    sparse_checkpoint(tmp_path, layers=32)
     size = (tmp_path / "model.safetensors").stat().st_size
     largest = 2 * 2 * 16384 * 256  # gate and up of a layer
     peak = start = resident()
@@ -120,7 +190,7 @@ def test_g08_resident_memory_stays_at_the_largest_tensor(tmp_path: Path) -> None
         peak = max(peak, resident())
 
     load_target(tmp_path, load_config(tmp_path), place=lambda *_: None, progress=watch)
-    bound = 2 * largest + BLOCK + (8 << 20)
+    bound = largest + AHEAD + THREADS * BLOCK + (8 << 20)
     assert size > 6 * bound
     assert peak - start < bound, (peak - start, bound)
 
