@@ -1,0 +1,109 @@
+"""How long the parts of a round take, and each kernel of a forward by its name.
+
+On a GPU a part is a CUDA graph, replayed back to back; each replay starts from the same state,
+which is written between two of them. Elsewhere it is called, and the time means little.
+
+Of the kernels a forward is recorded, with all arrays that it made; then the launches of one name
+follow each other in a graph of their own, every layer's with its own weights. Launches of a name
+may overlap each other where in the step they would overlap their neighbours, so the sum of names is
+near the step's time, not equal to it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ddtree_numba.kernels.launch import Kernel
+
+WARM_SECONDS = 0.05
+FEWEST = 3  # replays
+
+Launch = tuple[Kernel, Any, tuple]
+
+
+def nothing() -> None:
+    pass
+
+
+class Clock:
+    """Times calls on a backend; `rounds` is how many replays give a median."""
+
+    def __init__(self, ops: Any, rounds: int) -> None:
+        self.ops, self.rounds = ops, rounds
+        self.graphs = hasattr(ops, "capture")
+        self.pool = ops.new_pool() if self.graphs else None
+
+    def seconds(self, call: Callable[[], object], before: Callable[[], None] = nothing) -> float:
+        """The median of a call, `before` played ahead of each and not counted.
+
+        The call also runs once by itself: that compiles and loads what it needs.
+        """
+        if not self.graphs:
+            with self.ops.active():
+                before()
+                start = time.perf_counter()
+                call()
+                return time.perf_counter() - start
+        with self.ops.active(self.pool):
+            before()
+            call()
+            graph = self.ops.capture(call)
+            return median(self._replayed(graph, before))
+
+    def _replayed(self, graph: Any, before: Callable[[], None]) -> list[float]:
+        """Queued without waiting, so that the host is ahead of the GPU; the first ones warm up."""
+        ops, marks = self.ops, []
+        before()
+        once = max(ops.graph_seconds(graph), 1e-6)
+        warm = min(int(WARM_SECONDS / once) + 1, 200)
+        for _ in range(warm + max(self.rounds, FEWEST)):
+            before()
+            begin = ops.mark()
+            ops.launch(graph)
+            marks.append((begin, ops.mark()))
+        ops.finish()
+        return [ops.seconds_between(*both) for both in marks[warm:]]
+
+    def kernels(self, call: Callable[[], object]) -> list[dict]:
+        """Name, launches and seconds of a call's kernels, the longest first; none without graphs.
+
+        Nothing may be in the call that leaves a workspace to be finished by another kernel.
+        """
+        if not self.graphs:
+            return []
+        with self.ops.active(self.ops.new_pool()), recorded() as launched:
+            call()
+        names: dict[str, list[Launch]] = {}
+        for launch in launched:
+            names.setdefault(launch[0].name, []).append(launch)
+
+        rows = [
+            dict(name=name, launches=len(some), seconds=self.seconds(partial(play, some)))
+            for name, some in names.items()
+        ]
+        return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def play(launches: list[Launch]) -> None:
+    for kernel, grid, arguments in launches:
+        kernel.launch(grid, *arguments)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """The launches inside with their arguments, which they keep alive."""
+    seen: list[Launch] = []
+    original = Kernel.launch
+
+    def launch(self: Kernel, grid: Any, *arguments: Any, stream: Any = None) -> None:
+        seen.append((self, grid, arguments))
+        original(self, grid, *arguments, stream=stream)
+
+    Kernel.launch = launch  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        Kernel.launch = original  # type: ignore[method-assign]

@@ -1,0 +1,94 @@
+"""CuPy with numpy behind it, as far as backend cuda asks: streams do nothing, graphs are empty.
+
+Kernels are not run: `installed` notes their launches. Arrays start as zeros.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+class Stream(contextlib.nullcontext):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+
+    def synchronize(self) -> None: ...
+
+    def begin_capture(self) -> None: ...
+
+    def end_capture(self) -> Any:
+        return SimpleNamespace(launch=lambda stream: None)
+
+
+class Event:
+    def record(self, stream: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Array(np.ndarray):
+    """An array of the device: what the launchers and `CudaArrays.host` ask of one."""
+
+    device = SimpleNamespace(id=None)
+
+    def get(self, **options: Any) -> np.ndarray:
+        return np.array(self)
+
+
+class MemoryPool:
+    def __init__(self, allocator: Any = None) -> None:
+        self.malloc = allocator
+
+    def free_all_blocks(self) -> None: ...
+
+
+def module() -> ModuleType:
+    made = ModuleType("cupy")
+    of_numpy = ("arange", "cumprod", "cumsum", "exp", "float64", "int32", "maximum", "minimum")
+    for name in of_numpy:
+        setattr(made, name, getattr(np, name))
+    given = dict(
+        ndarray=Array,
+        asarray=lambda host: np.array(host).view(Array),
+        empty=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
+        full=lambda shape, value, dtype: np.full(shape, value, dtype).view(Array),
+        take=lambda rows, path, axis: np.take(rows, path, axis).view(Array),
+        zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
+        get_default_pinned_memory_pool=MemoryPool,
+        cuda=SimpleNamespace(
+            Device=lambda: SimpleNamespace(attributes=dict(MultiProcessorCount=132)),
+            Event=Event,
+            Memory=None,
+            MemoryPointer=None,
+            MemoryPool=MemoryPool,
+            Stream=Stream,
+            get_elapsed_time=lambda begin, end: 1.0,
+            using_allocator=lambda allocate: contextlib.nullcontext(),
+        ),
+    )
+    for name, value in given.items():
+        setattr(made, name, value)
+    return made
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[list[tuple[str, tuple]]]:
+    """`import cupy` gives the stand-in; yields (kernel, its arguments) of every launch."""
+    from ddtree_numba.kernels.launch import Kernel
+    from ddtree_numba.model import cuda_arrays
+
+    launches: list[tuple[str, tuple]] = []
+
+    def launch(self: Kernel, grid: Any, *arguments: Any, stream: Any = None) -> None:
+        launches.append((self.name, arguments))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", module())
+        patch.setattr(Kernel, "launch", launch)
+        patch.setattr(cuda_arrays, "check_device", lambda: "a stand-in")
+        yield launches
