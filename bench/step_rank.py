@@ -16,6 +16,7 @@ which tensors repeat, each from where the last one ended.
 
 import json
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -82,7 +83,9 @@ class Block:
 class RandomWeights:
     """A `loader.Source` of one rank's fields; `bias` is the routers' correction [E] or None."""
 
-    def __init__(self, pieces: Any, world: int, ops: Any, bias: np.ndarray | None = None) -> None:
+    def __init__(
+        self, pieces: Iterable[Piece], world: int, ops: Any, bias: np.ndarray | None = None
+    ) -> None:
         self.fields: dict[str, list[Piece]] = {}
         for piece in pieces:
             self.fields.setdefault(piece.field, []).append(piece)
@@ -100,7 +103,9 @@ class RandomWeights:
     def stored(self, field: str) -> np.ndarray:
         """On the host: one matrix."""
         shape = self.shape(field)[1:]
-        return (self.rng.standard_normal(shape, F32) / sqrt(shape[-1])).astype(BF16)
+        size = 1 / sqrt(shape[1])
+        key, draw = ("stored", size), lambda rng: rng.standard_normal(BLOCK, F32) * size
+        return self._block(key, draw, xp=np).array(shape)
 
     def dense(self, field: str) -> Any:
         shape = self.shape(field)[1:]
@@ -113,14 +118,6 @@ class RandomWeights:
             size = 1.0 if field == "embed" else 1 / sqrt(shape[1])
             return self.place(self.normal(size).array(shape), field)
 
-    def heads(self, prefix: str, nope: int, value: int) -> tuple[Any, Any]:
-        _, rows, latent = self.shape(f"{prefix}kv_b")
-        heads = rows // (nope + value)
-        with self.ops.active():
-            down = self.normal(1 / sqrt(nope)).array((heads, nope, latent))
-            up = self.normal(1 / sqrt(latent)).array((heads, latent, value))
-            return self.place(down, f"{prefix}w_uk"), self.place(up, f"{prefix}w_uv")
-
     def int4(self, field: str) -> Any:
         packed, scale = self.shape(f"{field}.packed"), self.shape(f"{field}.scale")
         columns = packed[2] * PER_WORD
@@ -129,24 +126,22 @@ class RandomWeights:
             return self.place(Int4Matrix(words, scales, (packed[1], columns)), field)
 
     def normal(self, size: float) -> Block:
-        return self._block(
-            ("normal", size), lambda: self.rng.standard_normal(BLOCK, F32) * F32.type(size)
-        )
+        return self._block(("normal", size), lambda rng: rng.standard_normal(BLOCK, F32) * size)
 
     def scales(self, columns: int) -> Block:
         """Within a factor of three of each other."""
         size = 1 / (NIBBLE_RMS * sqrt(columns))
-        return self._block(("scales", columns), lambda: self.rng.uniform(0.5, 1.5, BLOCK) * size)
+        return self._block(("scales", columns), lambda rng: rng.uniform(0.5, 1.5, BLOCK) * size)
 
     def words(self) -> Block:
-        every = np.iinfo(np.int32)
+        ends = np.iinfo(np.int32)
         return self._block(
-            ("words",), lambda: self.rng.integers(every.min, every.max, BLOCK, np.int32), np.int32
+            ("words",), lambda rng: rng.integers(ends.min, ends.max, BLOCK, np.int32), np.int32
         )
 
-    def _block(self, key: tuple, make: Any, dtype: Any = BF16) -> Block:
+    def _block(self, key: tuple, draw: Callable, dtype: Any = BF16, xp: Any = None) -> Block:
         if key not in self.blocks:
-            self.blocks[key] = Block(self.ops.xp, make().astype(dtype))
+            self.blocks[key] = Block(xp or self.ops.xp, draw(self.rng).astype(dtype))
         return self.blocks[key]
 
 
