@@ -49,7 +49,17 @@ class MemoryPool:
 
 def module() -> ModuleType:
     made = ModuleType("cupy")
-    of_numpy = ("arange", "cumprod", "cumsum", "exp", "float64", "int32", "maximum", "minimum")
+    of_numpy = (
+        "arange",
+        "cumprod",
+        "cumsum",
+        "exp",
+        "float64",
+        "int32",
+        "maximum",
+        "minimum",
+        "sum",
+    )
     for name in of_numpy:
         setattr(made, name, getattr(np, name))
     given = dict(
