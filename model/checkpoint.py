@@ -86,6 +86,11 @@ class Checkpoint:
             read_group(self.shards, group)
 
 
+def shard_files(folder: Path) -> list[Path]:
+    """The files that hold its tensors; CheckpointError if some are missing."""
+    return _read_index(folder)[0]
+
+
 def _read_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     """(files, tensor name -> file name); the second is None for a checkpoint of one file."""
     if not folder.is_dir():

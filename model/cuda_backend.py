@@ -219,8 +219,10 @@ class CudaBackend(CudaArrays):
 
     # Weights.
 
-    def place(self, tensor: np.ndarray | Int4Matrix, field: str) -> Any:
+    def place(self, tensor: np.ndarray | Int4Matrix | moe_records.Records, field: str) -> Any:
         """A weight on the device: experts as records, all else as it is stored."""
+        if isinstance(tensor, moe_records.Records):
+            return replace(tensor, words=self.array(tensor.words))
         if not isinstance(tensor, Int4Matrix):
             return self.array(tensor)
         gated, experts = field.endswith("gate_up"), len(tensor.packed)
@@ -233,6 +235,12 @@ class CudaBackend(CudaArrays):
             records = moe_records.pack(matrix, gated, faults=faults, out=out)
             moe_records.refuse(field, self.host(faults))
         return records
+
+    def keep(self, tensor: np.ndarray | Int4Matrix, placed: Any) -> Any:
+        """What a file of packed weights stores of a weight: `place` takes that, too."""
+        if isinstance(placed, moe_records.Records):
+            return replace(placed, words=self.host(placed.words))
+        return tensor
 
     def _flat(self, elements: int, dtype: Any) -> Array:
         return self.empty((elements,), dtype)

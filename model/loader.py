@@ -4,6 +4,7 @@ Beside what `place` keeps, host memory holds the tensor that it takes over and t
 (the largest is the embedding or one layer's stacked experts).
 """
 
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from ddtree_numba.model.drafter_config import DrafterConfig
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.manifest import Manifest, drafter_manifest, target_manifest
 from ddtree_numba.model.names import fused_shape as fused_shape
+from ddtree_numba.model.packed import Packed
 from ddtree_numba.model.sharding import check_shares, drafter_shares, target_shares
 from ddtree_numba.model.source import Build, CheckpointSource, Place, Progress
 from ddtree_numba.model.weights import (
@@ -50,17 +52,18 @@ def load_target(
     world: int = 1,
     place: Place = place_numpy,
     progress: Progress | None = None,
+    packed: Packed | None = None,
 ) -> TargetWeights:
     """The target's weights of one rank.
 
     place(tensor, field) puts one numpy array or Int4Matrix, the weight of that name, where it
-    lives; progress(done, total) counts this rank's bytes. Raises CheckpointError, one line, before
-    any tensor is read if anything does not fit.
+    lives; progress(done, total) counts this rank's bytes. `packed` is read instead, or written.
+    Raises CheckpointError, one line, before any tensor is read if anything does not fit.
     """
     _check_rank(rank, world)
     check_shares(target_shares(config), world)
-    manifest = target_manifest(Checkpoint(folder), config)
-    return _read(manifest, partial(target_weights, config=config), rank, world, place, progress)
+    build = partial(target_weights, config=config)
+    return _load(target_manifest, build, Path(folder), config, rank, world, place, progress, packed)
 
 
 def load_drafter(
@@ -70,12 +73,15 @@ def load_drafter(
     world: int = 1,
     place: Place = place_numpy,
     progress: Progress | None = None,
+    packed: Packed | None = None,
 ) -> DrafterWeights:
     """The drafter's weights of one rank; arguments as for `load_target`."""
     _check_rank(rank, world)
     check_shares(drafter_shares(config), world)
-    manifest = drafter_manifest(Checkpoint(folder), config)
-    return _read(manifest, partial(drafter_weights, config=config), rank, world, place, progress)
+    build = partial(drafter_weights, config=config)
+    return _load(
+        drafter_manifest, build, Path(folder), config, rank, world, place, progress, packed
+    )
 
 
 class Source(Protocol):
@@ -116,15 +122,25 @@ def _check_rank(rank: int, world: int) -> None:
         raise CheckpointError(f"rank {rank} is not one of {world} ranks")
 
 
-def _read(
-    manifest: Manifest,
+def _load(
+    manifest: Callable[[Checkpoint, Any], Manifest],
     build: Build,
+    folder: Path,
+    config: Any,
     rank: int,
     world: int,
     place: Place,
     progress: Progress | None,
+    packed: Packed | None,
 ) -> Any:
-    source = CheckpointSource(manifest, rank, world, build, place, progress)
+    if packed is not None:
+        weights = packed.load(folder, config, rank, world, build, place, progress)
+        if weights is not None:
+            return weights
+    found = manifest(Checkpoint(folder), config)
+    source: Any = CheckpointSource(found, rank, world, build, place, progress)
+    if packed is not None:
+        source = packed.recording(source, folder, config, rank, world)
     with closing(source):
         weights = build(source)
         source.finish()

@@ -60,6 +60,7 @@ class CheckpointSource:
         sizes = {field: self._bytes(field) for field in order.fields}
         if sizes.keys() != self.fields.keys():
             raise AssertionError(f"fields amiss: {sorted(sizes.keys() ^ self.fields.keys())[:4]}")
+        self.total = sum(sizes.values())
         self._ahead = Ahead(sizes, self._begin, progress)
         self.finish = self._ahead.finish
 
@@ -75,11 +76,14 @@ class CheckpointSource:
         return self.place(self.stored(field), field)
 
     def int4(self, field: str) -> Any:
+        return self.place(self.matrix(field), field)
+
+    def matrix(self, field: str) -> Int4Matrix:
         """All experts' matrix `field`, after checking each weight_shape against config.json."""
         self._check_shapes(field, self._ahead.take(f"{field}.shape"))
         packed, scale = self.stored(f"{field}.packed"), self.stored(f"{field}.scale")
         shape = (packed.shape[1], packed.shape[2] * 8)
-        return self.place(Int4Matrix(packed, scale, shape), field)
+        return Int4Matrix(packed, scale, shape)
 
     def _bytes(self, field: str) -> int:
         parts = self.fields.get(field, ())

@@ -1,0 +1,182 @@
+"""The file of one rank's packed weights: written once, under another name until it is complete.
+
+| bytes        | content                                                                   |
+|--------------|---------------------------------------------------------------------------|
+| 8            | MAGIC                                                                     |
+| ...          | arrays, each from a multiple of ALIGN on                                  |
+| table        | JSON: what it was made from, then a row a field, in the order of reading  |
+| 20           | length of the table, its CRC-32, MAGIC                                    |
+
+Arrays carry a CRC-32 for each BLOCK bytes, which is checked before they are used.
+"""
+
+import fcntl
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddtree_numba.model.reading import BLOCK, Ahead, Files, Task
+from ddtree_numba.spec.numerics import BF16, Int4Matrix
+
+MAGIC = b"DDTPACK1"
+ALIGN = 4096
+END = struct.Struct("<QI8s")
+DTYPES = {"bfloat16": BF16} | {n: np.dtype(n) for n in ("float32", "int32", "uint32")}
+
+
+class PackedError(ValueError):
+    """A file that cannot be used, in one line; the checkpoint can."""
+
+
+class Writer:
+    """Writes the file at `path`; OSError if that cannot be."""
+
+    def __init__(self, path: Path, made_from: dict[str, Any]) -> None:
+        self.path, self.partial = path, path.with_name(path.name + ".partial")
+        self.file = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644), "wb")  # noqa: SIM115
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self.file.fileno()).st_ino != self.partial.stat().st_ino:
+                raise OSError("another process has just written it")
+        except BlockingIOError:
+            self.file.close()
+            raise OSError("another process is writing it") from None
+        except OSError:
+            self.file.close()
+            raise
+        self.file.truncate(0)
+        self.file.write(MAGIC)
+        self.rows: list[dict[str, Any]] = []
+        self.made_from = made_from
+
+    def add(self, field: str, weight: np.ndarray | Any) -> None:
+        """One weight: an array, or a dataclass of arrays and plain values."""
+        row: dict[str, Any] = {"field": field, "kind": type(weight).__name__}
+        row["values"] = {name: self._stored(value) for name, value in _members(weight).items()}
+        self.rows.append(row)
+
+    def _stored(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        self.file.write(bytes(-self.file.tell() % ALIGN))
+        raw = np.ascontiguousarray(value).view(np.uint8).reshape(-1).data
+        start = self.file.tell()
+        blocks = [raw[i : i + BLOCK] for i in range(0, len(raw), BLOCK)]
+        for block in blocks:
+            self.file.write(block)
+        checks = [zlib.crc32(block) for block in blocks]
+        return {"dtype": value.dtype.name, "shape": value.shape, "start": start, "crc32": checks}
+
+    def finish(self) -> None:
+        """Make the file appear, complete."""
+        table = json.dumps({"made_from": self.made_from, "rows": self.rows}).encode()
+        self.file.write(table + END.pack(len(table), zlib.crc32(table), MAGIC))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        os.replace(self.partial, self.path)
+        self.file.close()
+
+    def abandon(self) -> None:
+        with suppress(OSError):
+            self.partial.unlink()
+        with suppress(OSError):
+            self.file.close()
+
+
+def read_table(files: Files, path: Path) -> dict[str, Any]:
+    """The table; PackedError if the file is not whole."""
+    descriptor = files.descriptor(path)
+    size = os.fstat(descriptor).st_size
+    raw = os.pread(descriptor, END.size, max(0, size - END.size))
+    length, check, magic = END.unpack(raw) if len(raw) == END.size else (0, 0, b"")
+    if magic != MAGIC or length > size - END.size:
+        raise PackedError(f"{path}: cut short, or no file of packed weights")
+    table = os.pread(descriptor, length, size - END.size - length)
+    if zlib.crc32(table) != check:
+        raise PackedError(f"{path}: its table is damaged")
+    return json.loads(table)
+
+
+class PackedSource:
+    """The fields of a file, each taken once, in its order."""
+
+    def __init__(
+        self,
+        files: Files,
+        path: Path,
+        rows: list[dict[str, Any]],
+        place: Callable[[Any, str], Any],
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.files, self.path, self.place = files, path, place
+        self.rows = {row["field"]: row for row in rows}
+        sizes = {
+            field: sum(_nbytes(value) for value in row["values"].values() if _is_array(value))
+            for field, row in self.rows.items()
+        }
+        self._ahead = Ahead(sizes, self._begin, progress)
+        self.finish = self._ahead.finish
+
+    def stored(self, field: str) -> Any:
+        return self._ahead.take(field)
+
+    def dense(self, field: str) -> Any:
+        return self.place(self.stored(field), field)
+
+    int4 = dense
+
+    def _begin(self, field: str) -> tuple[Any, list[Task]]:
+        row = self.rows[field]
+        values, tasks = dict(row["values"]), list[Task]()
+        for name, value in row["values"].items():
+            if not _is_array(value):
+                continue
+            values[name] = np.empty(value["shape"], DTYPES[value["dtype"]])
+            raw = values[name].view(np.uint8).reshape(-1)
+            for i, check in enumerate(value["crc32"]):
+                block, start = raw[i * BLOCK : (i + 1) * BLOCK], value["start"] + i * BLOCK
+                tasks.append(partial(self._read, field, start, block, check))
+        return _weight(row["kind"], values), tasks
+
+    def _read(self, field: str, start: int, block: np.ndarray, check: int) -> int:
+        self.files.read(self.path, start, block)
+        if zlib.crc32(block.data) != check:
+            raise PackedError(f"{self.path}: {field} is damaged at byte {start}")
+        return block.nbytes
+
+    def close(self) -> None:
+        self._ahead.close()
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _nbytes(value: dict[str, Any]) -> int:
+    return int(np.prod(value["shape"])) * DTYPES[value["dtype"]].itemsize
+
+
+def _members(weight: Any) -> dict[str, Any]:
+    if isinstance(weight, np.ndarray):
+        return {"": weight}
+    return {field.name: getattr(weight, field.name) for field in fields(weight)}
+
+
+def _weight(kind: str, values: dict[str, Any]) -> Any:
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    if kind == "ndarray":
+        return values[""]
+    if kind == "Int4Matrix":
+        return Int4Matrix(**values)
+    from ddtree_numba.kernels.moe_records import Records  # needs Numba, as whoever stored it has
+
+    return Records(**values)

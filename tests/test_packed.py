@@ -1,0 +1,282 @@
+"""Packed weights: equal to what was loaded, cheaper to read, never stale, never half written."""
+
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddtree_numba.model import packed as packed_module
+from ddtree_numba.model.backend import NumpyBackend
+from ddtree_numba.model.checkpoint import INDEX, Checkpoint
+from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
+from ddtree_numba.model.loader import load_drafter, load_target
+from ddtree_numba.model.packed import Packed
+from ddtree_numba.model.packed_file import Writer
+from ddtree_numba.model.plan import plan, total
+from ddtree_numba.model.reading import Files
+from ddtree_numba.spec.numerics import Int4Matrix
+from tests.checkpoints import edit_tensors, shard_of, write_tiny
+from tests.leaves import leaves, same
+
+NORM = "language_model.model.norm.weight"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, rng: np.random.Generator) -> Path:
+    write_tiny(tmp_path / "tiny", rng)
+    return tmp_path / "tiny"
+
+
+class Kept:
+    """A folder of packed weights, what it said, and what was read since."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.notes: list[str] = []
+        ops = NumpyBackend()
+        self.packed = Packed(folder, ops.name, ops.keep, self.notes.append)
+        self.read: list[tuple[str, int]] = []
+        original = Files.read
+
+        def counting(files: Files, path: Path, start: int, out: np.ndarray) -> None:
+            self.read.append((path.suffix, out.nbytes))
+            original(files, path, start, out)
+
+        monkeypatch.setattr(Files, "read", counting)
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.packed.folder.iterdir())
+
+    def load(self, folder: Path, rank: int = 0, world: int = 1, **options: Any) -> Any:
+        self.notes.clear()
+        self.read.clear()
+        config = load_config(folder)
+        return load_target(folder, config, rank, world, packed=self.packed, **options)
+
+    def bytes(self, suffix: str) -> int:
+        return sum(size for kind, size in self.read if kind == suffix)
+
+    def calls(self, suffix: str) -> int:
+        return sum(kind == suffix for kind, _ in self.read)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(tmp_path / "kept", monkeypatch)
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(map(same, leaves(one), leaves(other)))
+
+
+@pytest.mark.parametrize("world", [1, 8])
+def test_the_second_load_is_equal_and_reads_the_packed_file_alone(tiny, kept, world) -> None:
+    plain = [load_target(tiny, load_config(tiny), rank, world) for rank in range(world)]
+    for _ in range(2):
+        assert all(equal(kept.load(tiny, r, world), plain[r]) for r in range(world))
+        assert kept.notes == []
+    assert kept.bytes(".safetensors") == 0 < kept.bytes(".packed")
+    assert len(kept.files) == world and all(path.suffix == ".packed" for path in kept.files)
+
+
+def test_the_drafter_too_beside_the_target(tiny, kept) -> None:
+    config, folder = load_drafter_config(tiny / "drafter"), tiny / "drafter"
+    plain = load_drafter(folder, config, 1, 2)
+    kept.load(tiny, 1, 2)
+    for _ in range(2):
+        kept.read.clear()
+        assert equal(load_drafter(folder, config, 1, 2, packed=kept.packed), plain)
+    assert kept.calls(".safetensors") == 0 and len(kept.files) == 2
+
+
+def test_a_rank_of_eight_reads_less_than_half_of_what_it_read_from_the_checkpoint(
+    embedded, kept
+) -> None:
+    """Slices of columns and of experts lie scattered there, and are contiguous here."""
+    kept.load(embedded, 3, 8)
+    before = kept.bytes(".safetensors")
+    kept.load(embedded, 3, 8)
+    share = total(plan(load_config(embedded), tp=8).target).rank_bytes
+    assert kept.bytes(".packed") == share
+    assert 2 * share < before and 2 * kept.calls(".packed") < len(Checkpoint(embedded).tensors)
+
+
+def test_progress_counts_the_packed_bytes(tiny, kept) -> None:
+    kept.load(tiny)
+    calls: list[tuple[int, int]] = []
+    kept.load(tiny, progress=lambda *call: calls.append(call))
+    assert calls[-1] == (kept.bytes(".packed"),) * 2
+
+
+def other_index(folder: Path) -> None:
+    content = json.loads((folder / INDEX).read_text())
+    (folder / INDEX).write_text(json.dumps(content | {"metadata": {}}))
+
+
+def other_norm(folder: Path) -> None:
+    ones = {NORM: np.ones(64, "f4").astype("bfloat16")}
+    edit_tensors(shard_of(folder, NORM), lambda tensors: tensors.update(ones))
+
+
+def other_epsilon(folder: Path) -> None:
+    path = folder / "config.json"
+    stat = path.stat()
+    path.write_text(path.read_text().replace("1e-05", "2e-05"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def other_time(folder: Path) -> None:
+    os.utime(shard_of(folder, NORM), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (other_index, "index"),
+        (other_norm, "model-00003-of-000003.safetensors"),
+        (other_epsilon, "configuration"),
+        (other_time, "model-00003-of-000003.safetensors"),
+    ],
+)
+def test_a_changed_source_is_seen_named_and_packed_again(tiny, kept, change, named) -> None:
+    kept.load(tiny)
+    change(tiny)
+    weights = kept.load(tiny)
+    assert kept.notes == [f"{kept.files[0]}: made from another {named}; loading {tiny} instead"]
+    assert kept.calls(".packed") == 0
+    assert equal(weights, load_target(tiny, load_config(tiny)))
+    assert equal(kept.load(tiny), weights)
+    assert kept.notes == [] and kept.calls(".safetensors") == 0
+
+
+def test_another_version_or_format_is_packed_again(tiny, kept, monkeypatch) -> None:
+    kept.load(tiny)
+    monkeypatch.setattr(packed_module, "_version", lambda: "0.0.0")
+    kept.load(tiny)
+    assert "made from another version" in kept.notes[0]
+    monkeypatch.setattr(packed_module, "FORMAT", 99)
+    kept.load(tiny)
+    assert "made from another format" in kept.notes[0]
+
+
+def test_backends_ranks_and_folders_do_not_share_files(tiny, kept, tmp_path) -> None:
+    kept.load(tiny)
+    kept.load(tiny, 0, 2)
+    kept.load(tiny, 1, 2)
+    shutil.copytree(tiny, tmp_path / "elsewhere" / "tiny")
+    kept.load(tmp_path / "elsewhere" / "tiny")
+    kept.packed = replace(kept.packed, backend="other")
+    kept.load(tiny)
+    assert kept.notes == [] and len(kept.files) == 5
+
+
+def spoil(path: Path, how: str) -> None:
+    size = path.stat().st_size
+    if how in ("empty", "half", "last byte"):
+        os.truncate(path, {"empty": 0, "half": size // 2, "last byte": size - 1}[how])
+        return
+    with path.open("r+b") as file:
+        file.seek({"array": size // 2, "table": size - 40}[how])
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ("empty", "cut short"),
+        ("half", "cut short"),
+        ("last byte", "cut short"),
+        ("array", "is damaged at byte"),
+        ("table", "its table is damaged"),
+    ],
+)
+def test_a_damaged_file_is_named_in_a_line_and_made_again(tiny, kept, how, complaint) -> None:
+    plain = kept.load(tiny)
+    spoil(kept.files[0], how)
+    assert equal(kept.load(tiny), plain)
+    (note,) = kept.notes
+    assert str(kept.files[0]) in note and complaint in note and "\n" not in note
+    assert equal(kept.load(tiny), plain) and kept.notes == []
+
+
+def test_a_missing_shard_is_refused_although_its_weights_are_kept(tiny, kept) -> None:
+    kept.load(tiny)
+    shard_of(tiny, NORM).unlink()
+    with pytest.raises(CheckpointError, match="1 of 3 files are missing"):
+        kept.load(tiny)
+
+
+def test_an_interrupted_load_leaves_no_file(tiny, kept) -> None:
+    def interrupt(tensor: Any, field: str) -> None:
+        if field == "lm_head":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.load(tiny, place=interrupt)
+    assert kept.files == []
+
+
+def test_what_a_killed_process_left_is_written_over(tiny, kept) -> None:
+    kept.load(tiny)
+    partial = kept.files[0].rename(kept.files[0].with_suffix(".packed.partial"))
+    kept.load(tiny)
+    assert kept.files == [partial.with_suffix("")]
+    assert kept.load(tiny) and kept.calls(".safetensors") == 0
+
+
+def test_two_processes_do_not_write_one_file(tiny, kept) -> None:
+    kept.load(tiny)
+    path = kept.files[0]
+    path.unlink()
+    with path.with_suffix(".packed.partial").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert kept.load(tiny)
+        assert kept.notes == [f"{path}: not written: another process is writing it"]
+
+
+@pytest.mark.parametrize("step", ["add", "finish"])
+def test_a_full_disk_spoils_nothing(tiny, kept, monkeypatch, step) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Writer, step, full)
+    weights = kept.load(tiny)
+    assert equal(weights, load_target(tiny, load_config(tiny)))
+    (note,) = kept.notes
+    assert note.endswith("not written: No space left on device") and kept.files == []
+
+
+def test_no_room_and_no_folder_are_said(tiny, kept, tmp_path, monkeypatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(packed_module.shutil, "disk_usage", lambda _: usage)
+    assert kept.load(tiny)
+    assert "GB do not fit into 0.0" in kept.notes[0]
+    (tmp_path / "file").touch()
+    kept.packed = replace(kept.packed, folder=tmp_path / "file")
+    assert kept.load(tiny)
+    assert "not written: File exists" in kept.notes[0]
+
+
+def test_a_matrix_may_be_kept_in_another_form(tiny, kept) -> None:
+    """As the cuda backend does: what `place` made of a matrix is stored, and placed again."""
+    placed: list[str] = []
+
+    def place(tensor: Any, field: str) -> Any:
+        if isinstance(tensor, Int4Matrix) and tensor.shape[0] > 0:
+            placed.append(field)
+            return Int4Matrix(tensor.packed[::-1].copy(), tensor.scale, (-1, *tensor.shape[1:]))
+        return tensor
+
+    kept.packed = replace(kept.packed, keep=lambda tensor, made: made)
+    first = kept.load(tiny, place=place)
+    count = len(placed)
+    assert count == 4 and equal(kept.load(tiny, place=place), first)
+    assert len(placed) == count
