@@ -49,23 +49,13 @@ class MemoryPool:
 
 def module() -> ModuleType:
     made = ModuleType("cupy")
-    of_numpy = (
-        "arange",
-        "cumprod",
-        "cumsum",
-        "exp",
-        "float64",
-        "int32",
-        "maximum",
-        "minimum",
-        "sum",
-    )
-    for name in of_numpy:
-        setattr(made, name, getattr(np, name))
     given = dict(
         ndarray=Array,
         asarray=lambda host: np.array(host).view(Array),
         empty=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
+        maximum=np.maximum,
+        minimum=np.minimum,
+        sum=lambda array, out: None,
         full=lambda shape, value, dtype: np.full(shape, value, dtype).view(Array),
         take=lambda rows, path, axis: np.take(rows, path, axis).view(Array),
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
