@@ -7,10 +7,14 @@ import argparse
 import os
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 from ddtree_numba.interrupts import Interrupted, Interrupts
 from ddtree_numba.options import UsageError, parse
 from ddtree_numba.screen import Screen, discard_stdout, one_line
+
+if TYPE_CHECKING:
+    from ddtree_numba.model.watch import ProcessGroup
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what shells report of other commands
 
@@ -23,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     screen = Screen(quiet=options.quiet, hold=options.show_tree)
     with Interrupts() as interrupts:
         try:
-            return run(options, screen, interrupts)
+            return run(options, sys.argv[1:] if argv is None else argv, screen, interrupts)
         except Interrupted:
             screen.error("interrupted before anything was decoded")
             return interrupts.exit_code
@@ -38,17 +42,39 @@ def main(argv: list[str] | None = None) -> int:
             return 2 if isinstance(error, UsageError) else 1
 
 
-def run(options: argparse.Namespace, screen: Screen, interrupts: Interrupts) -> int:
+def run(
+    options: argparse.Namespace, argv: list[str], screen: Screen, interrupts: Interrupts
+) -> int:
     """Do what the options ask for -> exit code."""
     if options.version:
         screen.answer(f"ddtree-numba {version()}\n")
         return 0
-    from ddtree_numba import prepare
-
     if options.plan:
+        from ddtree_numba import prepare
+
         screen.answer(prepare.plan_text(options) + "\n")
         return 0
-    command = prepare.prepare(options, screen, interrupts)
+    from ddtree_numba import processes
+
+    place = processes.place_of(options)
+    if place is None and options.ranks == "processes":
+        return processes.launch(argv, options.tp)
+    if place is not None and place.rank:
+        return processes.follow(options, place, interrupts)
+    with processes.group_at(place) as group:
+        return answer(options, screen, interrupts, group)
+
+
+def answer(
+    options: argparse.Namespace,
+    screen: Screen,
+    interrupts: Interrupts,
+    group: "ProcessGroup | None",
+) -> int:
+    """Decode what the options ask for, with the ranks of a group -> exit code."""
+    from ddtree_numba import prepare
+
+    command = prepare.prepare(options, screen, interrupts, group)
     if options.input is not None:
         from ddtree_numba.batch import run_batch
 

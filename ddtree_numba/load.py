@@ -32,7 +32,10 @@ CUDA_DOES = ("bfloat16", 1)  # dtype, number of ranks
 
 @dataclass
 class Loaded:
-    """A checkpoint in memory: `weights[rank]` holds each rank's share of target and drafter."""
+    """A checkpoint in memory: `weights` of each rank of this process, target and drafter.
+
+    `comm` is that of the one rank, if the others are other processes.
+    """
 
     config: ModelConfig
     drafter_config: DrafterConfig | None
@@ -40,16 +43,16 @@ class Loaded:
     weights: list[tuple[TargetWeights, DrafterWeights | None]]
     ops: Backend
     seconds: float
+    comm: Comm | None = None
 
     def build(self, pages: int, slots: int, nodes: int) -> Ranks:
         """Ranks with a cache of `pages` pages, `slots` requests and `nodes` tree rows a request."""
-        world = len(self.weights)
-        group = ThreadGroup(world) if world > 1 else None
-        comms: list[Comm] = list(group.comms) if group else [SingleRank()]
+        group = ThreadGroup(len(self.weights)) if len(self.weights) > 1 else None
+        comms: list[Comm] = list(group.comms) if group else [self.comm or SingleRank()]
         ranks = []
         for comm, (target, drafter) in zip(comms, self.weights, strict=True):
             cache = Cache(
-                self.config, self.drafter_config, world, pages, slots * nodes, self.ops.zeros
+                self.config, self.drafter_config, comm.world, pages, slots * nodes, self.ops.zeros
             )
             draft_model = None
             if drafter is not None and self.drafter_config is not None:
@@ -98,8 +101,9 @@ def load_checkpoint(
     tp: int,
     dtype: str,
     progress: Callable[[int, int], None] | None = None,
+    comm: Comm | None = None,
 ) -> Loaded:
-    """Read configuration, tokenizer and every rank's weights.
+    """Read configuration, tokenizer and every rank's weights, or those of the rank of `comm`.
 
     Raises CheckpointError or ValueError, in one line.
     """
@@ -119,8 +123,8 @@ def load_checkpoint(
             f" config.json a vocab_size of {config.vocab_size}"
         )
     weights = []
-    for rank in range(tp):
-        report = partial(_share, progress, rank, tp) if progress else None
+    for rank in range(tp) if comm is None else [comm.rank]:
+        report = partial(_share, progress, rank, tp) if progress and comm is None else progress
         target = load_target(folder, config, rank, tp, ops.place, report)
         draft = None
         if draft_folder is not None and drafter_config is not None:
@@ -128,7 +132,7 @@ def load_checkpoint(
         weights.append((target, draft))
     ops.placed_all()
     seconds = time.perf_counter() - begin
-    return Loaded(config, drafter_config, tokenizer, weights, ops, seconds)
+    return Loaded(config, drafter_config, tokenizer, weights, ops, seconds, comm)
 
 
 def _share(progress: Callable[[int, int], None], rank: int, tp: int, done: int, total: int) -> None:

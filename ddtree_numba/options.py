@@ -39,6 +39,7 @@ MODE_HELP = "a tree, the drafter's likeliest chain, or one token a round (defaul
 BUDGET_HELP = (
     "drafted nodes of a tree; auto: up to 64, as many as pay by measured step times (default: auto)"
 )
+RANKS_HELP = "what ranks are, with --tp (default: threads; processes under a launcher)"
 THINKING_HELP = "reason first, on standard error (default: --no-thinking)"
 SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"
 
@@ -88,8 +89,9 @@ def build_parser() -> Parser:
         "--tp",
         type=at_least(1),
         metavar="N",
-        help="ranks that share the work; on numpy, threads (default: 1)",
+        help="ranks that share the work (default: 1)",
     )
+    add("--ranks", choices=("threads", "processes"), help=RANKS_HELP)
     add("--dtype", choices=("bfloat16", "float32"), help="of activations (default: bfloat16)")
 
     add = parser.add_argument_group("decoding").add_argument
@@ -181,6 +183,7 @@ def without_effect(options: argparse.Namespace, given: set[str]) -> str | None:
             for name in sorted(given)
         ),
         ("card_gib", not options.plan, "without --plan"),
+        ("ranks", options.tp == 1, "without --tp"),
         ("budget", mode != "ddtree", f"with --mode {mode}"),
         *((name, mode == "ar", "with --mode ar") for name in ("drafter", "show_tree", "check")),
         *((name, greedy, "without --temperature") for name in ("top_k", "top_p", "min_p", "seed")),

@@ -19,6 +19,7 @@ from ddtree_numba.screen import Screen
 if TYPE_CHECKING:
     from ddtree_numba.engine import Engine
     from ddtree_numba.model.config import DrafterConfig, ModelConfig
+    from ddtree_numba.model.watch import ProcessGroup
     from ddtree_numba.prompts import Encoder, Prompt
     from ddtree_numba.request import Increment
 
@@ -35,6 +36,7 @@ class Command:
     config: "ModelConfig"
     screen: Screen
     interrupts: Interrupts
+    group: "ProcessGroup | None" = None  # of ranks that are processes
 
     def encoder(self) -> "Encoder":
         """Read tokenizer and, with --chat, template; CheckpointError in one line."""
@@ -54,23 +56,34 @@ class Command:
 
     def load(self, prompts: "list[Prompt]") -> "Engine":
         """Read the weights, with progress; the cache is as large as these prompts can need."""
-        from ddtree_numba.engine import Engine
         from ddtree_numba.progress import Progress
 
         options, context = self.options, self.config.max_position_embeddings
         longest = max(len(prompt.token_ids) for prompt in prompts)
         if options.verbose:
             self.screen.note(f"loading; context {context} tokens, longest prompt {longest}")
+        size = dict(
+            max_batch=min(len(prompts), MAX_BATCH),
+            max_context=min(context, longest + max(options.max_new_tokens, 1)),
+        )
+        named = self.folder, options.drafter, options.backend
         with Progress("loading", "B", self.screen.err, options.quiet) as progress:
-            return Engine.load(
-                self.folder,
-                options.drafter,
-                options.backend,
-                options.tp,
-                dtype=options.dtype,
-                max_batch=min(len(prompts), MAX_BATCH),
-                max_context=min(context, longest + max(options.max_new_tokens, 1)),
-                progress=progress,
+            if self.group is not None:
+                from ddtree_numba import led
+
+                return led.load(self.group, *named, options.dtype, **size, progress=progress)
+            from ddtree_numba.engine import Engine
+
+            return Engine.load(*named, options.tp, dtype=options.dtype, **size, progress=progress)
+
+    def note_traffic(self, engine: "Engine") -> None:
+        """With --verbose and several ranks: what a rank gives to the others in a round."""
+        rounds = engine.rounds
+        if self.options.verbose and self.options.tp > 1 and rounds.played:
+            calls, size = rounds.traffic.calls, rounds.traffic.bytes
+            self.screen.note(
+                f"ranks: {self.options.tp}; a round: {calls / rounds.played:.1f} calls,"
+                f" {size / rounds.played:,.0f} bytes of payload a rank"
             )
 
     def decode(self, engine: "Engine", prompts: "list[Prompt]") -> "Iterator[Increment]":
@@ -81,7 +94,12 @@ class Command:
         return engine.generate(ids, self.params, mode, budget, self.interrupts.cancel)
 
 
-def prepare(options: argparse.Namespace, screen: Screen, interrupts: Interrupts) -> Command:
+def prepare(
+    options: argparse.Namespace,
+    screen: Screen,
+    interrupts: Interrupts,
+    group: "ProcessGroup | None" = None,
+) -> Command:
     """Check the options' values against this machine and the model's configuration.
 
     UsageError for options, CheckpointError for what the folders hold, in one line.
@@ -94,7 +112,7 @@ def prepare(options: argparse.Namespace, screen: Screen, interrupts: Interrupts)
         screen.note(
             f"note: --top-k {options.top_k} is above the vocabulary of {config.vocab_size}: off"
         )
-    return Command(options, params, folder, config, screen, interrupts)
+    return Command(options, params, folder, config, screen, interrupts, group)
 
 
 def plan_text(options: argparse.Namespace) -> str:

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ddtree_numba import verbs
+from ddtree_numba.model.comm import Traffic
 from ddtree_numba.model.rank import Ranks
 from ddtree_numba.request import Request, RoundTrace
 from ddtree_numba.spec.tree_accept import Accept
@@ -66,21 +67,29 @@ class Rounds:
     """Starts rounds and hands out their results, in the same order.
 
     `ahead` is how many rounds may be started before the result of the first is asked for, as long
-    as the requests stay the same.
+    as the requests stay the same. `traffic` is what a rank gave to others in `played` rounds.
     """
 
     ahead = 0
 
     def __init__(self, ranks: Ranks, page_rows: np.ndarray, context: int) -> None:
         self.ranks, self.page_rows, self.context = ranks, page_rows, context
+        self.traffic, self.played = Traffic(), 0
 
     def start(self, requests: Sequence[Request], plan: verbs.Plan) -> Flight:
         """Play a round of these requests."""
         begun = time.perf_counter()
         state = self.state(requests, plan)
+        before = replace(self.ranks.traffic)
+        self.play(state, plan)
+        self.traffic.add(self.ranks.traffic, before)
+        self.played += 1
+        return Flight(tuple(requests), state, time.perf_counter() - begun)
+
+    def play(self, state: verbs.Round, plan: verbs.Plan) -> None:
+        """The five verbs, here or wherever ranks are."""
         with self.ranks.ops.active():
             verbs.play(state, self.ranks, plan)
-        return Flight(tuple(requests), state, time.perf_counter() - begun)
 
     def follows(self, flight: Flight, requests: Sequence[Request]) -> bool:
         """May a round of these requests start before the results of the flight are known?"""

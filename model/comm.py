@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,11 +11,29 @@ import numpy as np
 from ddtree_numba.spec.all_reduce import all_reduce
 
 
+@dataclass
+class Traffic:
+    """What one rank has given: calls, and bytes of payload, whatever the transport adds."""
+
+    calls: int = 0
+    bytes: int = 0
+
+    def count(self, payload: np.ndarray) -> None:
+        self.calls += 1
+        self.bytes += payload.nbytes
+
+    def add(self, now: "Traffic", before: "Traffic") -> None:
+        """What came between two looks at another count."""
+        self.calls += now.calls - before.calls
+        self.bytes += now.bytes - before.bytes
+
+
 class Comm(Protocol):
     """What the model asks of its ranks; every rank calls the same methods in the same order."""
 
     rank: int
     world: int
+    traffic: Traffic
 
     def all_reduce(self, partial: np.ndarray) -> np.ndarray:
         """Sum [T,H] over ranks, in rank order, in float32, rounded once."""
@@ -27,6 +46,9 @@ class SingleRank:
     """A world of one: nothing to add, nothing to gather."""
 
     rank, world = 0, 1
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()  # stays empty
 
     def all_reduce(self, partial: np.ndarray) -> np.ndarray:
         return partial
@@ -77,9 +99,12 @@ class ThreadComm:
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self.group, self.rank, self.world = group, rank, group.world
+        self.traffic = Traffic()
 
     def all_reduce(self, partial: np.ndarray) -> np.ndarray:
+        self.traffic.count(partial)
         return all_reduce(np.stack(self.group.exchange(self.rank, partial)))
 
     def all_gather(self, part: np.ndarray) -> np.ndarray:
+        self.traffic.count(part)
         return np.concatenate(self.group.exchange(self.rank, part), axis=-1)

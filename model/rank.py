@@ -4,7 +4,7 @@ import numpy as np
 
 from ddtree_numba.model.backend import Backend
 from ddtree_numba.model.cache import Cache
-from ddtree_numba.model.comm import ThreadGroup
+from ddtree_numba.model.comm import ThreadGroup, Traffic
 from ddtree_numba.model.drafter import Drafter
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.model.target import Target
@@ -16,7 +16,7 @@ class Rank:
     def __init__(self, target: Target, drafter: Drafter | None, cache: Cache, ops: Backend) -> None:
         self.target, self.drafter, self.cache, self.ops = target, drafter, cache, ops
         # [R,N,K*H] of the last forward, until its accepted rows are committed
-        self._taps = np.empty((0, 0, 0))
+        self.taps = np.empty((0, 0, 0))
 
     def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
         """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""
@@ -34,7 +34,7 @@ class Rank:
         """The target over a batch of trees -> final hidden states [T,H]; keeps taps and rows."""
         layers = self.drafter.config.target_layer_ids if self.drafter and with_taps else ()
         hidden, taps = self.target.forward(self.ops.placed(batch), self.cache, layers)
-        self._taps = taps.reshape(*batch.tokens.shape, -1)
+        self.taps = taps.reshape(*batch.tokens.shape, -1)
         return hidden
 
     def verify(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
@@ -46,13 +46,13 @@ class Rank:
         self, starts: np.ndarray, nodes: np.ndarray, counts: np.ndarray, page_table: np.ndarray
     ) -> None:
         """Keep the first `counts` [R] of path `nodes` [R,D]: cache rows and drafter context."""
-        requests, width = len(nodes), self._taps.shape[1]
+        requests, width = len(nodes), self.taps.shape[1]
         scratch = self.cache.rows(requests, width)
         ops = self.ops
         starts, nodes, counts, page_table = map(ops.array, (starts, nodes, counts, page_table))
         ops.cache_commit(self.cache.pages, scratch, page_table, starts, nodes, counts)
-        if self.drafter is not None and self._taps.shape[-1]:
-            taps = ops.path_rows(self._taps, nodes, counts)
+        if self.drafter is not None and self.taps.shape[-1]:
+            taps = ops.path_rows(self.taps, nodes, counts)
             self.drafter.append(taps, starts, counts, page_table, self.cache)
 
 
@@ -62,6 +62,11 @@ class Ranks:
     def __init__(self, ranks: list[Rank], group: ThreadGroup | None) -> None:
         self.ranks, self.group = ranks, group
         self.ops = ranks[0].ops
+
+    @property
+    def traffic(self) -> Traffic:
+        """What a rank has given to the others."""
+        return self.ranks[0].target.comm.traffic
 
     def _all(self, verb: str, *args: object) -> np.ndarray:
         def call(rank: int) -> np.ndarray:

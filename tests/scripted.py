@@ -12,6 +12,7 @@ import numpy as np
 from ddtree_numba.engine import Engine
 from ddtree_numba.model.backend import NumpyBackend
 from ddtree_numba.model.cache import PAGE
+from ddtree_numba.model.comm import Traffic
 from ddtree_numba.model.inputs import VerifyInput
 
 Target = Callable[[tuple[int, ...]], int | np.ndarray]  # prefix -> next token, or its logits
@@ -38,7 +39,7 @@ class ScriptedRanks:
 
     def __init__(self, target: Target, draft: Draft, depth: int, vocab: int, shape: tuple) -> None:
         pages, slots, nodes = shape
-        self.ops = NumpyBackend()
+        self.ops, self.traffic = NumpyBackend(), Traffic()
         self.target, self.drafter, self.depth, self.vocab = target, draft, depth, vocab
         self.pages = np.full((1, pages, PAGE, 1), UNWRITTEN)
         self.context = self.pages.copy()  # the drafter's

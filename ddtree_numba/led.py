@@ -1,0 +1,163 @@
+"""Ranks as processes: rank 0 runs the command, the others play what it announces.
+
+Only rank 0 reads prompts, draws seeds, measures step times, hears signals, and decides what is
+played next; before it plays it, it announces it with all that decides its outcome. So ranks cannot
+come to disagree about an end, a limit or a budget, and need no terminal, clock or randomness. They
+do play whole rounds, up to the accepted tokens, from sums and gathers that are equal bit for bit:
+with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds, what they hold.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddtree_numba import verbs, wire
+from ddtree_numba.engine import Engine
+from ddtree_numba.load import Loaded, drafter_folder, load_checkpoint
+from ddtree_numba.model.comm_tcp import RankError
+from ddtree_numba.model.rank import Rank, Ranks
+from ddtree_numba.model.watch import ProcessGroup
+from ddtree_numba.rounds import Rounds
+
+CHECK = "DDTREE_NUMBA_CHECK_RANKS"
+VERBS = ("draft", "forward", "verify", "commit")  # of `Ranks`, called outside of rounds
+
+
+def check_every() -> int:
+    """Rounds from one comparison of the ranks to the next; 0: none."""
+    text = os.environ.get(CHECK) or "0"
+    if not text.isdecimal():
+        raise ValueError(f"{CHECK} must be a number of rounds, not {text!r}")
+    return int(text)
+
+
+class Comparison:
+    """Every so many rounds: does every rank hold the same tree, tokens and hidden states?"""
+
+    def __init__(self, group: ProcessGroup, rank: Rank, every: int) -> None:
+        self.group, self.rank, self.every = group, rank, every
+        self.rounds = 0
+
+    def after(self, state: verbs.Round) -> None:
+        self.rounds += 1
+        if not self.every or self.rounds % self.every:
+            return
+        ops, digest = self.rank.ops, hashlib.blake2b(digest_size=16)
+        held = [*vars(state.tree).values(), *vars(state.accepted).values()]
+        for array in (*held, state.target_tokens, state.tokens, self.rank.taps):
+            digest.update(np.ascontiguousarray(ops.host(array)).tobytes())
+        given = self.group.comm.gather(digest.digest())
+        others = [str(rank) for rank, one in enumerate(given) if one != given[0]]
+        if others:
+            raise RankError(
+                f"round {self.rounds}: rank {', '.join(others)} holds other tokens or hidden states"
+                " than rank 0"
+            )
+
+
+class LeadingRanks(Ranks):
+    """Rank 0, which announces every call to the others."""
+
+    def __init__(self, rank: Rank, group: ProcessGroup) -> None:
+        super().__init__([rank], None)
+        self.alone, self.processes = Ranks([rank], None), group
+
+    def _all(self, verb: str, *args: object) -> np.ndarray:
+        self.processes.comm.broadcast(wire.encode((verb, *args)))
+        return super()._all(verb, *args)
+
+
+class LeadingRounds(Rounds):
+    """Rounds that every rank plays."""
+
+    ranks: LeadingRanks
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.comparison = Comparison(self.ranks.processes, self.ranks.ranks[0], check_every())
+
+    def play(self, state: verbs.Round, plan: verbs.Plan) -> None:
+        given = state.roots, state.starts, state.room, state.page_table, state.draws
+        self.ranks.processes.comm.broadcast(wire.encode(("play", *given, plan)))
+        with self.ranks.ops.active():
+            verbs.play(state, self.ranks.alone, plan)
+        self.comparison.after(state)
+
+
+class LeadingEngine(Engine):
+    """The engine of rank 0."""
+
+    def _rounds(self) -> Rounds:
+        return LeadingRounds(self.ranks, self.pages.rows, self.context)
+
+
+@dataclass
+class Led(Loaded):
+    """Rank 0's share of a checkpoint."""
+
+    group: ProcessGroup | None = None
+
+    def build(self, pages: int, slots: int, nodes: int) -> Ranks:
+        assert self.group is not None
+        self.group.comm.broadcast(wire.encode((pages, slots, nodes)))
+        ranks = super().build(pages, slots, nodes)
+        self.group.comm.barrier()  # others may still be reading
+        return LeadingRanks(ranks.ranks[0], self.group)
+
+
+def load(
+    group: ProcessGroup,
+    folder: Path,
+    drafter: str | Path | None,
+    backend: str,
+    dtype: str,
+    max_batch: int,
+    max_context: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> Engine:
+    """`Engine.load` over the ranks of a group; on rank 0."""
+    settings = fingerprint(folder, drafter), backend, dtype, check_every()
+    group.comm.broadcast(wire.encode(settings))
+    loaded = load_checkpoint(folder, drafter, backend, group.world, dtype, progress, group.comm)
+    return LeadingEngine(Led(**vars(loaded), group=group), max_batch, max_context)
+
+
+def follow(group: ProcessGroup, folder: Path, drafter: str | Path | None) -> None:
+    """What every other rank does, until rank 0 takes leave; RankLost if it does not."""
+    comm, announced = group.comm, group.comm.broadcast()
+    if not announced:
+        return  # nothing had to be decoded
+    printed, backend, dtype, every = wire.decode(announced)
+    if printed != fingerprint(folder, drafter):
+        raise ValueError(f"{folder} holds another configuration than rank 0's folder")
+    loaded = load_checkpoint(
+        folder, drafter, backend, group.world, dtype, lambda *_: group.alive(), comm
+    )
+    ranks = loaded.build(*wire.decode(comm.broadcast()))
+    comm.barrier()
+    comparison = Comparison(group, ranks.ranks[0], every)
+    while announced := comm.broadcast():
+        verb, *args = wire.decode(announced)
+        if verb == "play":
+            *given, plan = args
+            state = verbs.Round(*given)
+            with ranks.ops.active():
+                verbs.play(state, ranks, plan)
+            comparison.after(state)
+        else:
+            assert verb in VERBS, verb
+            getattr(ranks, verb)(*args)
+
+
+def fingerprint(folder: Path, drafter: str | Path | None) -> str:
+    """Of the configurations that ranks must share."""
+    found = hashlib.blake2b(digest_size=16)
+    for one in (folder, drafter_folder(folder, drafter)):
+        if one is not None:
+            found.update((one / "config.json").read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,85 @@
+"""Where a rank that is a process stands.
+
+torchrun and other launchers set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for every
+process, on every host; `ddtree_numba.processes` does for those that it starts itself.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+JOBS = ("DDTREE_NUMBA_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+SECONDS = "DDTREE_NUMBA_RANK_SECONDS"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands, and where rank 0 is found.
+
+    `seconds` is how long a rank waits for another. A rank that this package started has a `parent`
+    (its process id); rank 0 then inherits `listener`, a bound socket, and `news`, a pipe on which
+    the parent tells of ranks that ended.
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    address: str
+    port: int
+    job: str = ""
+    seconds: float = 60.0
+    parent: int | None = None
+    listener: int | None = None
+    news: int | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """This rank's place; None where no launcher started it. ValueError names what is wrong."""
+    given = [name for name in VARIABLES[:2] if environ.get(name)]
+    if not given:
+        return None
+    for name in VARIABLES:
+        if not environ.get(name):
+            raise ValueError(f"{given[0]} is set, so {name} must be too")
+    world = _number(environ, "WORLD_SIZE", 1, 1024)
+    rank = _number(environ, "RANK", 0, world - 1)
+    return Place(
+        rank=rank,
+        world=world,
+        local_rank=_number(environ, "LOCAL_RANK", 0, rank),
+        address=environ["MASTER_ADDR"],
+        port=_number(environ, "MASTER_PORT", 1, 65535),
+        job=next((environ[name] for name in JOBS if environ.get(name)), ""),
+        seconds=patience(environ),
+        parent=_inherited(environ, "DDTREE_NUMBA_PARENT"),
+        listener=_inherited(environ, "DDTREE_NUMBA_LISTENER"),
+        news=_inherited(environ, "DDTREE_NUMBA_NEWS"),
+    )
+
+
+def patience(environ: Mapping[str, str] = os.environ) -> float:
+    """Seconds that a rank waits for another."""
+    text = environ.get(SECONDS) or "60"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ValueError(f"{SECONDS} must be a number above 0, not {text!r}")
+    return seconds
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:
+    text = environ[name]
+    if not (text.isdecimal() and least <= int(text) <= most):
+        raise ValueError(f"{name} must be {least} .. {most}, not {text!r}")
+    return int(text)
+
+
+def _inherited(environ: Mapping[str, str], name: str) -> int | None:
+    return int(environ[name]) if environ.get(name) else None
