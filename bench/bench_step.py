@@ -121,11 +121,14 @@ def breakdown(row: dict) -> str:
     launches = sum(each["launches"] for each in row["kernels"])
     verify = row["seconds"]["verify"]
     head = f"T = {row['tokens']}, context {row['context']:,}: verify {1e3 * verify:.3f} ms"
-    lines = [f"{head}; its {launches:,} kernels by name, each alone: {1e3 * total:.3f} ms"]
+    lines = [f"{head}; its {launches:,} kernels by name and grid, each alone: {1e3 * total:.3f} ms"]
     for each in row["kernels"]:
         count, seconds = each["launches"], each["seconds"]
-        name = f"  {each['name']:40}{count:6} x {1e6 * seconds / count:8.2f} us"
-        lines.append(f"{name}{1e3 * seconds:9.3f} ms{100 * seconds / total:6.1f} %")
+        name = f"  {each['name']:36}{' x '.join(map(str, each['grid'])):>16}"
+        lines.append(
+            f"{name}{count:6} x {1e6 * seconds / count:8.2f} us{1e3 * seconds:9.3f} ms"
+            f"{100 * seconds / total:6.1f} %"
+        )
     parts = ", ".join(f"{name} {1e3 * seconds:.3f}" for name, seconds in row["floor"].items())
     return "\n".join([*lines, f"  floor, ms: {parts}"])
 

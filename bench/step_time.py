@@ -4,8 +4,8 @@ On a GPU a part is a CUDA graph, replayed back to back; each replay starts from 
 which is written between two of them. Elsewhere it is called, and the time means little.
 
 Of the kernels a forward is recorded, with all arrays that it made; then the launches of one name
-follow each other in a graph of their own, every layer's with its own weights. Launches of a name
-may overlap each other where in the step they would overlap their neighbours, so the sum of names is
+and grid follow each other in a graph of their own, every layer's with its own weights. They may
+overlap each other where in the step they would overlap their neighbours, so the sum of names is
 near the step's time, not equal to it.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_numba.kernels.driver import three
 from ddtree_numba.kernels.launch import Kernel
 
 WARM_SECONDS = 0.05
@@ -80,7 +81,9 @@ class Clock:
         return [ops.seconds_between(*both) for both in marks[warm:]]
 
     def kernels(self, call: Callable[[], object]) -> list[dict]:
-        """Name, launches and seconds of a call's kernels, the longest first; none without graphs.
+        """Name, grid, launches and seconds of a call's kernels, the longest first.
+
+        None without graphs. One kernel with two grids, as of weights of two shapes, is two rows.
 
         Nothing may be in the call that leaves a workspace to be finished by another kernel.
         """
@@ -88,13 +91,14 @@ class Clock:
             return []
         with self.ops.active(self.ops.new_pool()), recorded() as launched:
             call()
-        names: dict[str, list[Launch]] = {}
-        for launch in launched:
-            names.setdefault(launch[0].name, []).append(launch)
-
+        kinds: dict[tuple, list[Launch]] = {}
+        for kernel, grid, arguments in launched:
+            kinds.setdefault((kernel.name, three(grid)), []).append((kernel, grid, arguments))
         rows = [
-            dict(name=name, launches=len(some), seconds=self.seconds(partial(play, some)))
-            for name, some in names.items()
+            dict(
+                name=name, grid=grid, launches=len(some), seconds=self.seconds(partial(play, some))
+            )
+            for (name, grid), some in kinds.items()
         ]
         return sorted(rows, key=lambda row: -row["seconds"])
 
