@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 
+ATTRIBUTES = dict(MultiProcessorCount=132, MaxSharedMemoryPerMultiprocessor=228 << 10)  # an H200's
+
+
 class Stream(contextlib.nullcontext):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ def module() -> ModuleType:
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
         get_default_pinned_memory_pool=MemoryPool,
         cuda=SimpleNamespace(
-            Device=lambda: SimpleNamespace(attributes=dict(MultiProcessorCount=132)),
+            Device=lambda: SimpleNamespace(attributes=ATTRIBUTES),
             Event=Event,
             Memory=None,
             MemoryPointer=None,
