@@ -13,7 +13,7 @@ class Progress:
         self.label, self.unit, self.stream, self.quiet = label, unit, stream, quiet
         self.terminal = stream.isatty()
         self._bar: Any = None
-        self._printed = time.monotonic()
+        self._printed = self._begun = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         if self.quiet:
@@ -54,5 +54,7 @@ class Progress:
     def _amount(self, done: int, total: int) -> str:
         percent = 100 * done // total if total else 100
         if self.unit == "B":
-            return f"{percent} % of {total / 1e9:.1f} GB"
+            rate = done / max(time.monotonic() - self._begun, 1e-3)
+            left = f", {rate / 1e9:.2f} GB/s, {(total - done) / rate:.0f} s left" if done else ""
+            return f"{percent} % of {total / 1e9:.1f} GB{left}"
         return f"{percent} %, {done} of {total} {self.unit}"

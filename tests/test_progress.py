@@ -27,8 +27,8 @@ def test_g08_a_line_every_few_seconds(clock):
             clock[0] = second
             report(second * 10**9, 20 * 10**9)
     assert stream.getvalue().splitlines() == [
-        "loading: 25 % of 20.0 GB",
-        "loading: 50 % of 20.0 GB",
+        "loading: 25 % of 20.0 GB, 1.00 GB/s, 15 s left",
+        "loading: 50 % of 20.0 GB, 1.00 GB/s, 10 s left",
     ]
 
 
@@ -60,6 +60,7 @@ def test_g08_one_bar_in_bytes_on_a_terminal():
             report(done, 10_000)
     text = terminal.getvalue()
     assert "\n" not in text and "loading:" in text and "10.0k" in text
+    assert "B/s" in text and "<" in text  # the rate, and the time left
     assert text.endswith("\r")  # taken away: the answer begins on a clean line
 
 
