@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-
 ATTRIBUTES = dict(MultiProcessorCount=132, MaxSharedMemoryPerMultiprocessor=228 << 10)  # an H200's
 
 

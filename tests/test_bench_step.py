@@ -158,8 +158,8 @@ def test_every_kernel_of_a_verify_forward_is_in_the_breakdown(embedded):
     assert one["seconds"]["round"] == one["seconds"]["verify"] == 1e-3
     kernels = {(each["name"], each["grid"]): each["launches"] for each in nine["kernels"]}
     assert len(kernels) == len(nine["kernels"])
-    assert kernels["tree_attention_80_64_4", (132, 1, 1)] == 3
-    assert sum(count for (name, _), count in kernels.items() if name.startswith("router_sums")) == 2
+    for start, launches in (("tree_attention", 3), ("attention_merge", 3), ("router_sums", 2)):
+        assert sum(n for (name, _), n in kernels.items() if name.startswith(start)) == launches
     text = bench_step.breakdown(nine)
     assert f"its {sum(kernels.values())} kernels by name" in text
     assert all(name in text for name, _ in kernels)
