@@ -69,15 +69,17 @@ class Step:
         times["draft"] *= many  # without drafts an empty graph
         times["round"] = self.clock.seconds(partial(verbs.play, state, ranks, plan), reset)
 
+        def forward() -> Any:
+            batch = ops.verify_input(state.tree, state.starts, state.page_table)
+            return ranks.verify(batch, many)
+
         with ops.active(), step_routing.routed(ops) as picked:
             reset()
             verbs.draft(state, ranks, plan)
             verbs.build(state, ranks, plan)
-            batch = ops.verify_input(state.tree, state.starts, state.page_table)
-            logits = ops.host(ranks.verify(batch, many))
-            assert np.isfinite(logits).all()
+            assert np.isfinite(ops.host(forward())).all()
             chosen = [ops.host(experts) for experts, _ in picked]
-        found = self.clock.kernels(partial(ranks.verify, batch, many)) if kernels else []
+        found = self.clock.kernels(forward) if kernels else []
         used, overlap = step_routing.statistics(chosen) if chosen else (0.0, float("nan"))
         expected = step_routing.distinct(self.share, tokens)
         config, tp = rank.target.config, rank.target.comm.world
