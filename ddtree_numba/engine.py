@@ -64,17 +64,19 @@ class Engine:
         max_batch: int = 4,
         max_context: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        cache: str | Path | None = None,
     ) -> "Engine":
         """Load a checkpoint folder and its drafter.
 
         `folder` None: the embedded model. `drafter` None: the folder's subfolder `drafter`, if any.
         `backend` is "auto", "numpy" or "cuda"; `tp` ranks share the work, as threads on numpy;
         `dtype` is that of activations and cache; `max_batch` prompts are answered at a time, each
-        within `max_context` tokens, prompt included (None: the model's limit).
-        `progress(bytes_done, bytes_total)` is called while weights are read. Raises CheckpointError
-        or ValueError, in one line, before anything is generated.
+        within `max_context` tokens, prompt included (None: the model's limit). `cache`: a folder in
+        which packed weights are kept. `progress(bytes_done, bytes_total)` is called while weights
+        are read. Raises CheckpointError or ValueError, in one line, before anything is generated.
         """
-        loaded = load_checkpoint(folder or EMBEDDED, drafter, backend, tp, dtype, progress)
+        named = folder or EMBEDDED, drafter, backend, tp, dtype
+        loaded = load_checkpoint(*named, progress, cache=cache)
         return cls(loaded, max_batch, max_context)
 
     def generate(
@@ -110,8 +112,7 @@ class Engine:
         `tokens` [N-1] are the nodes beside the root, `parents` [N-1] their parents (0: the root).
         """
         tokens, parents = tokens or [], parents or []
-        error = refusal([*prompt, *tokens], self.context, self.config.vocab_size)
-        if error:
+        if error := refusal([*prompt, *tokens], self.context, self.config.vocab_size):
             raise ValueError(error)
         if len(parents) != len(tokens):
             raise ValueError(f"{len(tokens)} tokens but {len(parents)} parents")
@@ -204,8 +205,7 @@ class Engine:
     ) -> Request | Increment | None:
         """Give a prompt pages and prefill it; an Increment if it ends at once, None if it waits."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        error = refusal(ids, self.context, self.config.vocab_size)
-        if error:
+        if error := refusal(ids, self.context, self.config.vocab_size):
             return Increment(index, finish_reason="error", error=error)
         detokenizer = Detokenizer(self.tokenizer, params.stop)
         label = budget if mode == "ddtree" else None

@@ -119,15 +119,19 @@ def load(
     max_batch: int,
     max_context: int | None,
     progress: Callable[[int, int], None] | None,
+    cache: str | None = None,
 ) -> Engine:
     """`Engine.load` over the ranks of a group; on rank 0."""
     settings = fingerprint(folder, drafter), backend, dtype, check_every()
     group.comm.broadcast(wire.encode(settings))
-    loaded = load_checkpoint(folder, drafter, backend, group.world, dtype, progress, group.comm)
+    named = folder, drafter, backend, group.world, dtype
+    loaded = load_checkpoint(*named, progress, group.comm, cache)
     return LeadingEngine(Led(**vars(loaded), group=group), max_batch, max_context)
 
 
-def follow(group: ProcessGroup, folder: Path, drafter: str | Path | None) -> None:
+def follow(
+    group: ProcessGroup, folder: Path, drafter: str | Path | None, cache: str | None = None
+) -> None:
     """What every other rank does, until rank 0 takes leave; RankLost if it does not."""
     comm, announced = group.comm, group.comm.broadcast()
     if not announced:
@@ -135,9 +139,8 @@ def follow(group: ProcessGroup, folder: Path, drafter: str | Path | None) -> Non
     printed, backend, dtype, every = wire.decode(announced)
     if printed != fingerprint(folder, drafter):
         raise ValueError(f"{folder} holds another configuration than rank 0's folder")
-    loaded = load_checkpoint(
-        folder, drafter, backend, group.world, dtype, lambda *_: group.alive(), comm
-    )
+    named = folder, drafter, backend, group.world, dtype
+    loaded = load_checkpoint(*named, lambda *_: group.alive(), comm, cache)
     ranks = loaded.build(*wire.decode(comm.broadcast()))
     comm.barrier()
     comparison = Comparison(group, ranks.ranks[0], every)

@@ -1,5 +1,6 @@
 """From a checkpoint folder to ranks that can run; here backend and rank count are chosen."""
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ddtree_numba.model.config import (
 from ddtree_numba.model.drafter import Drafter
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.loader import load_drafter, load_target
+from ddtree_numba.model.packed import Packed
 from ddtree_numba.model.rank import Rank, Ranks
 from ddtree_numba.model.sharding import check_tp
 from ddtree_numba.model.target import Target
@@ -102,9 +104,12 @@ def load_checkpoint(
     dtype: str,
     progress: Callable[[int, int], None] | None = None,
     comm: Comm | None = None,
+    cache: str | Path | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Loaded:
     """Read configuration, tokenizer and every rank's weights, or those of the rank of `comm`.
 
+    Packed weights are read from the folder `cache`, or written there; note(line) says why not.
     Raises CheckpointError or ValueError, in one line.
     """
     begin = time.perf_counter()
@@ -122,17 +127,23 @@ def load_checkpoint(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens,"
             f" config.json a vocab_size of {config.vocab_size}"
         )
+    packed = None if cache is None else Packed(Path(cache), ops.name, ops.keep, note or _complain)
     weights = []
     for rank in range(tp) if comm is None else [comm.rank]:
         report = partial(_share, progress, rank, tp) if progress and comm is None else progress
-        target = load_target(folder, config, rank, tp, ops.place, report)
+        target = load_target(folder, config, rank, tp, ops.place, report, packed)
         draft = None
         if draft_folder is not None and drafter_config is not None:
-            draft = load_drafter(draft_folder, drafter_config, rank, tp, ops.place)
+            named = draft_folder, drafter_config, rank, tp
+            draft = load_drafter(*named, ops.place, packed=packed)
         weights.append((target, draft))
     ops.placed_all()
     seconds = time.perf_counter() - begin
     return Loaded(config, drafter_config, tokenizer, weights, ops, seconds, comm)
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _share(progress: Callable[[int, int], None], rank: int, tp: int, done: int, total: int) -> None:

@@ -39,6 +39,7 @@ MODE_HELP = "a tree, the drafter's likeliest chain, or one token a round (defaul
 BUDGET_HELP = (
     "drafted nodes of a tree; auto: up to 64, as many as pay by measured step times (default: auto)"
 )
+CACHE_HELP = "keep packed weights there, which load faster; written by the first run"
 RANKS_HELP = "what ranks are, with --tp (default: threads; processes under a launcher)"
 THINKING_HELP = "reason first, on standard error (default: --no-thinking)"
 SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"
@@ -92,6 +93,7 @@ def build_parser() -> Parser:
         help="ranks that share the work (default: 1)",
     )
     add("--ranks", choices=("threads", "processes"), help=RANKS_HELP)
+    add("--cache", metavar="DIR", help=CACHE_HELP)
     add("--dtype", choices=("bfloat16", "float32"), help="of activations (default: bfloat16)")
 
     add = parser.add_argument_group("decoding").add_argument

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddtree_numba.budget import MAX_BUDGET
 from ddtree_numba.interrupts import Interrupts
@@ -62,19 +62,21 @@ class Command:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         if options.verbose:
             self.screen.note(f"loading; context {context} tokens, longest prompt {longest}")
-        size = dict(
-            max_batch=min(len(prompts), MAX_BATCH),
-            max_context=min(context, longest + max(options.max_new_tokens, 1)),
-        )
         named = self.folder, options.drafter, options.backend
         with Progress("loading", "B", self.screen.err, options.quiet) as progress:
+            more: dict[str, Any] = dict(
+                max_batch=min(len(prompts), MAX_BATCH),
+                max_context=min(context, longest + max(options.max_new_tokens, 1)),
+                progress=progress,
+                cache=options.cache,
+            )
             if self.group is not None:
                 from ddtree_numba import led
 
-                return led.load(self.group, *named, options.dtype, **size, progress=progress)
+                return led.load(self.group, *named, options.dtype, **more)
             from ddtree_numba.engine import Engine
 
-            return Engine.load(*named, options.tp, dtype=options.dtype, **size, progress=progress)
+            return Engine.load(*named, options.tp, dtype=options.dtype, **more)
 
     def note_traffic(self, engine: "Engine") -> None:
         """With --verbose and several ranks: what a rank gives to the others in a round."""
@@ -139,6 +141,9 @@ def read_configs(
     options: argparse.Namespace,
 ) -> "tuple[Path, ModelConfig, DrafterConfig | None]":
     """(folder, configuration, the drafter's) of the model, which --backend and --tp must fit."""
+    cache = Path(options.cache or ".")
+    if cache.exists() and not cache.is_dir():
+        raise UsageError(f"--cache {cache}: is no folder")
     for name in ("model", "drafter"):
         path = getattr(options, name)
         if path is not None and not Path(path).is_dir():

@@ -127,7 +127,8 @@ class Ahead:
     """Values that threads fill in the order of `sizes`, name -> bytes, in which they are taken.
 
     begin(name) -> (value, tasks): the value is complete when all tasks are done.
-    progress(done, total) is called from the thread that takes; `done` adds up what tasks return.
+    progress(done, total) is called from the thread that takes, every REPORT_SECONDS at least while
+    it waits; `done` adds up what tasks return.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Ahead:
     ) -> None:
         self._left, self._sizes, self._begin = deque(sizes), sizes, begin
         self._begun: deque[tuple[str, Any, list[Future]]] = deque()
-        self._waiting = self._done = self._reported = 0
+        self._waiting = self._done = 0
         self._total, self._progress = sum(sizes.values()), progress
         self._pool = ThreadPoolExecutor(THREADS, "read")
 
@@ -154,7 +155,8 @@ class Ahead:
         while left:
             done, left = wait(left, REPORT_SECONDS)
             self._done += sum(future.result() for future in done)
-            self._report()
+            if self._progress is not None:
+                self._progress(self._done, self._total)
         return value
 
     def _fill(self) -> None:
@@ -166,11 +168,6 @@ class Ahead:
             value, tasks = self._begin(name)
             self._begun.append((name, value, [self._pool.submit(task) for task in tasks]))
             self._waiting += size
-
-    def _report(self) -> None:
-        if self._progress is not None and self._done > self._reported:
-            self._reported = self._done
-            self._progress(self._done, self._total)
 
     def close(self) -> None:
         """Give up what was not taken."""

@@ -125,3 +125,30 @@ def test_debug_shows_where_an_error_came_from(command, tmp_path):
     ran = command("x", "--model", str(tmp_path), "--debug")
     assert ran.code == 1 and "Traceback" in ran.err
     assert ran.err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("ranks", [[], ["--tp", "2"]])
+def test_packed_weights_are_written_once_and_give_the_same_answer(command, tmp_path, ranks):
+    argv = ["import os", "--max-new-tokens", "12", "--cache", str(tmp_path / "kept"), *ranks]
+    first = command(*argv)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
+    assert len(files) == 2 * (len(ranks) or 1)  # target and drafter of each rank
+    again = command(*argv)
+    assert first.code == again.code == 0 and first.out == again.out
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
+
+
+def test_packed_weights_need_a_folder(command, tmp_path):
+    (tmp_path / "file").touch()
+    ran = command("x", "--cache", str(tmp_path / "file"))
+    assert (ran.code, ran.err) == (2, f"error: --cache {tmp_path / 'file'}: is no folder\n")
+
+
+def test_a_damaged_file_of_packed_weights_is_a_line(command, tmp_path):
+    argv = ["x", "--max-new-tokens", "4", "--quiet", "--cache", str(tmp_path / "kept")]
+    first = command(*argv)
+    (path,) = (tmp_path / "kept").glob("tiny-*.packed")
+    path.write_bytes(path.read_bytes()[:-1])
+    again = command(*argv)
+    assert again.out == first.out and again.err.startswith(f"{path}: cut short")
+    assert again.err.count("\n") == 1 and command(*argv).err == ""

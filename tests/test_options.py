@@ -73,6 +73,7 @@ def test_what_help_repeats_is_what_the_model_says(capsys):
         ("x --quiet --verbose", "--verbose has no effect with --quiet"),
         ("x --card-gib 80", "--card-gib has no effect without --plan"),
         ("x --plan", "PROMPT has no effect with --plan"),
+        ("--plan --cache c", "--cache has no effect with --plan"),
         ("--plan --mode ddtree", "--mode has no effect with --plan"),
         ("--plan --temperature 0", "--temperature has no effect with --plan"),
     ],
