@@ -8,7 +8,13 @@ import pytest
 
 from bench.cases import cases
 from ddtree_numba.kernels import driver
-from ddtree_numba.kernels.tree_attention import Workspace, plan_attention, tree_attention, workspace
+from ddtree_numba.kernels.tree_attention import (
+    Workspace,
+    plan_attention,
+    resident,
+    tree_attention,
+    workspace,
+)
 from ddtree_numba.spec import tree_attention as spec
 
 SIZES = {
@@ -19,19 +25,20 @@ SIZES = {
 }
 
 
-def multiprocessors() -> int:
+def blocks(units: int, width: int, latent: int) -> int:
     try:
-        return driver.attribute(0, "MULTIPROCESSOR_COUNT")
+        kinds = "MULTIPROCESSOR_COUNT", "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"
+        return resident(units, width, latent, *(driver.attribute(0, kind) for kind in kinds))
     except Exception:  # no device, or no driver: the CPU executor takes any number
         return 3
 
 
 def planned(given):
-    requests, nodes, heads, _ = given["q"].shape
+    requests, nodes, heads, width = given["q"].shape
     depths, positions = given["paths"].shape[2], 64 * given["page_table"].shape[1]
-    shapes = workspace(
-        requests, nodes, depths, heads, given["latent"], positions, multiprocessors()
-    )
+    latent = given["latent"]
+    most = blocks(nodes * -(-heads // 8), width, latent)
+    shapes = workspace(requests, nodes, depths, heads, latent, positions, most)
     space = Workspace(**{name: np.empty(*each) for name, each in shapes.items()})
     batch = {name: given[name] for name in ("starts", "paths", "sizes")}
     plan_attention(**batch, heads=heads, positions=positions, workspace=space)

@@ -1,7 +1,9 @@
 """The partials of tree attention: blocks that stay, each with its pieces of the plan.
 
-Eight warps copy keys and add values, four make weights of scores; each role walks the block's items
-on its own (`attention_scores.py`, `attention_values.py`), with queries kept from piece to piece.
+A chunk of 32 keys passes a block in three steps with a barrier behind each (`attention_steps.py`).
+Keys come by asynchronous copies a chunk ahead, across the end of a piece into the next; queries are
+kept while the next piece has the same units. A key comes from its page, or from scratch along the
+unit's own path.
 """
 
 from functools import cache
@@ -11,36 +13,65 @@ from numba import cuda, float32, int32, uint32
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, read, write
 from ddtree_numba.kernels.attention_plan import ITEM
-from ddtree_numba.kernels.attention_scores import make_scorer
+from ddtree_numba.kernels.attention_splits import CHUNK, PAGE
+from ddtree_numba.kernels.attention_steps import make_steps
 from ddtree_numba.kernels.attention_tiles import (
-    ADDING,
+    LOWEST,
     THREADS,
     WINDOW,
     Layout,
-    place_of,
-    same_units,
+    owner_of,
+    same_owner,
     span_of,
 )
-from ddtree_numba.kernels.attention_values import make_adder
 from ddtree_numba.kernels.launch import Kernel, kernel
 
 
 @cache
 def make(width: int, latent: int, units: int) -> Kernel:
-    """Partials of all pieces; units 1 is a kernel of tails alone."""
-    alone, layout = Layout(width, latent, 1, units), Layout(width, latent, units, units)
-    load_tail, score_tail = make_scorer(alone, True)
-    load_shared, score_shared = make_scorer(layout, False)
-    add_tails, add_shared = make_adder(alone, True), make_adder(layout, False)
-    words_tail = 2 * alone.slice_steps
-    words_shared = words_tail * ((units + 1) // 2)
-    here_at, list_at = layout.here, layout.list
+    """Partials of pieces of up to `units` units."""
+    layout = Layout(width, latent, units)
+    do = make_steps(layout, width, units)
+    load_queries, score_step, put_scores = do.load_queries, do.score_step, do.put_scores
+    key_of, weigh, add_values, store = do.key_of, do.weigh, do.add_values, do.store
+    row, tile_bytes, list_in = layout.row, layout.tile, layout.list
+    steps, copies, pieces = layout.steps, layout.copies, layout.pieces
+    early = copies if steps < 6 else (copies + 1) // 2  # copies behind the first steps of scores
+    query_words, score_words = 2 * units * steps, 4 * units
+    sums = layout.each * units * 4
+    first_copies, second_copies = (2, 5) if steps >= 6 else (0, steps)
+
+    @cuda.jit(device=True, inline="always")
+    def source_of(
+        list_at, i, p, pages, scratch, page_table, starts, paths, nodes, parts, depths, table_width
+    ):
+        """The key at p for piece i; behind the last position that it sees, that one's."""
+        r, unit, _ = owner_of(list_at, i)
+        _, _, last, _ = span_of(list_at, i)
+        p = min(p, last)
+        over = int32(p - starts[r])
+        if over < 0:
+            page = int32(page_table[r * table_width + (p >> 6)])
+            key = ptx.at(pages, (page * PAGE + (p & (PAGE - 1))) * width)
+        else:
+            node = r * nodes + ptx.divide(unit, parts)
+            node = r * nodes + paths[node * depths + over]
+            key = ptx.at(scratch, node * width)
+        return key
+
+    @cuda.jit(device=True, inline="always")
+    def copy(to, key, piece, begin, end):
+        """16-byte pieces number `piece` + 8 n of a key, for n from begin to end - 1."""
+        for n in range(begin, end):
+            if 8 * n + 8 <= pieces or piece + 8 * n < pieces:
+                ptx.copy16(to + n * 128, key, n * 64)
 
     @kernel(
         threads=THREADS,
         name=f"tree_attention_{width}_{latent}_{units}",
+        min_blocks=2 if units == 1 else 1,
         shared_bytes=layout.bytes,
-        registers=168,
+        registers=128 if units == 1 else 255,
         opcodes=("HMMA", "LDSM", "LDGSTS"),
         pdl=True,
     )
@@ -64,112 +95,113 @@ def make(width: int, latent: int, units: int) -> Kernel:
         table_width: int32,
         splits: int32,
     ):
-        # through a lane: else sm_90 asks for the block's place in its cluster at every use
-        shared = int32(ptx.shfl_idx(ptx.shared_address(cuda.shared.array(0, int32)), 0))
-        if cuda.threadIdx.x == 0:
-            ptx.mbarrier_init(shared + here_at, ADDING)
-            ptx.mbarrier_init(shared + here_at + 8, ADDING)
+        shared = int32(ptx.shared_address(cuda.shared.array(0, int32, alignment=16)))
+        list_at = int32(shared + list_in)
+        tid = int32(cuda.threadIdx.x)
+        lane, warp = int32(tid & 31), int32(tid >> 5)
+        half, part = int32(warp & 1), int32(warp >> 1)
+        row_of, piece = int32(tid >> 3), int32(tid & 7)
+        to = int32(shared + row_of * row + piece * 16)
+        keys = int32(
+            shared + (half * 16 + (lane & 15)) * row + (lane >> 4) * 16 + part * steps * 32
+        )
+        query = cuda.local.array(query_words, uint32)
+        score = cuda.local.array(score_words, float32)
+        acc = cuda.local.array(sums, float32)
+        top = cuda.local.array(units, float32)
+        total = cuda.local.array(units, float32)
+        x = cuda.local.array(units, float32)
+        high = cuda.local.array(units, float32)
         ptx.wait_for_previous()
         ptx.launch_next()
         begin, behind = int32(ranges[cuda.blockIdx.x]), int32(ranges[cuda.blockIdx.x + 1])
-        turn = int32(0)  # chunks that the block has done
-        pieces = int32(shared + list_at)
         while begin < behind:
             end = min(int32(behind - begin), int32(WINDOW))
-            k = int32(cuda.threadIdx.x)
+            k = tid
             while k < end * ITEM:
-                ptx.sts1(pieces + 4 * k, items[begin * ITEM + k])
+                ptx.sts1(list_at + 4 * k, items[begin * ITEM + k])
                 k += THREADS
             cuda.syncthreads()
             i = int32(0)
-            if cuda.threadIdx.x < ADDING:
-                while i < end:
-                    if units > 1:
-                        _, _, _, _, _, tail = span_of(pieces, i)
-                        if tail == 0:
-                            i, turn = add_shared(
-                                shared,
-                                pages,
-                                scratch,
-                                page_table,
-                                starts,
-                                paths,
-                                pieces,
-                                i,
-                                end,
-                                turn,
-                                partial,
-                                splits,
-                                nodes,
-                                parts,
-                                depths,
-                                table_width,
-                            )
-                    if i < end:
-                        i, turn = add_tails(
-                            shared,
+            p, _, _, _ = span_of(list_at, i)
+            key = source_of(
+                list_at,
+                i,
+                p + row_of,
+                pages,
+                scratch,
+                page_table,
+                starts,
+                paths,
+                nodes,
+                parts,
+                depths,
+                table_width,
+            )
+            copy(to, ptx.at(key, piece * 8), piece, 0, copies)
+            ptx.copy_commit()
+            tile = int32(0)
+            while i < end:
+                if i == 0 or not same_owner(list_at, i):
+                    r, unit, many = owner_of(list_at, i)
+                    base = r * nodes * heads
+                    load_queries(q, query, base, unit, many, parts, heads, lane, part)
+                p, left, _, _ = span_of(list_at, i)
+                for z in range(sums):
+                    acc[z] = float32(0)
+                for n in range(units):
+                    top[n] = LOWEST
+                    total[n] = float32(0)
+                while left > 0:
+                    left = int32(left - 1)
+                    p = int32(p + CHUNK)
+                    ahead, there = i, p  # the chunk to be copied meanwhile
+                    if left == 0:
+                        ahead = int32(i + 1)
+                    more = ahead < end
+                    if more:
+                        if left == 0:
+                            there, _, _, _ = span_of(list_at, ahead)
+                        key = source_of(
+                            list_at,
+                            ahead,
+                            there + row_of,
                             pages,
                             scratch,
                             page_table,
                             starts,
                             paths,
-                            pieces,
-                            i,
-                            end,
-                            turn,
-                            partial,
-                            splits,
                             nodes,
                             parts,
                             depths,
                             table_width,
                         )
-            else:
-                while i < end:
-                    r, unit, first, count, last, tail = span_of(pieces, i)
-                    base = r * nodes * heads
-                    if tail:
-                        one = cuda.local.array(words_tail, uint32)
-                        load_tail(q, one, base, unit, 1, parts, heads)
-                        turn = score_tail(
-                            shared,
-                            one,
-                            turn,
-                            first,
-                            count,
-                            last,
-                            scale,
-                            pieces,
-                            i,
-                            tops,
-                            splits,
-                            nodes * parts,
-                        )
-                        i += 1
-                    elif units > 1:
-                        query = cuda.local.array(words_shared, uint32)
-                        _, many = place_of(pieces, i, splits, nodes * parts)
-                        load_shared(q, query, base, unit, many, parts, heads)
-                        same = True
-                        while same:
-                            turn = score_shared(
-                                shared,
-                                query,
-                                turn,
-                                first,
-                                count,
-                                last,
-                                scale,
-                                pieces,
-                                i,
-                                tops,
-                                splits,
-                                nodes * parts,
-                            )
-                            i += 1
-                            same = i < end and same_units(pieces, i)
-                            if same:
-                                _, _, _, count, _, _ = span_of(pieces, i)
+                        key = ptx.at(key, piece * 8)
+                    ptx.copy_wait(0)
+                    cuda.syncthreads()  # the tile is here; the other one and weights are free
+                    for z in range(score_words):
+                        score[z] = float32(0)
+                    other = int32(to + tile_bytes - tile)
+                    for k in range(steps):
+                        score_step(query, score, keys + tile, k, part)
+                        if more and k == first_copies:
+                            copy(other, key, piece, 0, early)
+                        if more and k == second_copies:
+                            copy(other, key, piece, early, copies)
+                    ptx.copy_commit()
+                    put_scores(score, shared, lane, half, part)
+                    cuda.syncthreads()
+                    _, _, last, _ = span_of(list_at, i)
+                    position = p - CHUNK + key_of(lane)
+                    weigh(shared, lane, warp, position, last, scale, x, high, top, total)
+                    cuda.syncthreads()
+                    add_values(acc, shared, shared + tile, lane, warp)
+                    tile = int32(tile_bytes - tile)
+                r, unit, many = owner_of(list_at, i)
+                _, _, _, split = span_of(list_at, i)
+                place = (r * splits + split) * (nodes * parts) + unit
+                store(acc, top, total, partial, tops, place, many, lane, warp)
+                i = int32(i + 1)
             cuda.syncthreads()
             begin = int32(begin + end)
 

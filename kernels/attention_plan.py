@@ -7,10 +7,10 @@ A unit is a node with eight of its heads: the eight columns of an mma. A piece o
 
 `lasts` [R, N] is the last position that a node sees, -1 for padding. `items` holds eight integers a
 piece: request, first unit, number of units, first position, chunks, last position that is seen,
-split, 1 for a tail. Pieces of a request lie in one order, long splits first, tails last, and block
-b does items[ranges[b] : ranges[b + 1]]: a block is filled until the next piece would take it over a
-capacity, the least of CANDIDATES that needs no more blocks than there are. Only the schedule
-depends on that, on estimated times; the bits of a result do not.
+split, committed positions of the request. Pieces of a request lie in one order, long splits first,
+tails last, and block b does items[ranges[b] : ranges[b + 1]]: a block is filled until the next
+piece would take it over a capacity, the least of CANDIDATES that needs no more blocks than there
+are. Only the schedule depends on that, on estimated times; the bits of a result do not.
 """
 
 from functools import cache
@@ -24,15 +24,13 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 THREADS = CANDIDATES = 128
 FINENESS = 64  # candidates from the mean load, or the longest piece, to its double
 ITEM = 8  # integers
-# Estimated time: of a chunk of one unit, of each further unit in it, of a piece as such.
-FIRST_UNIT, FURTHER_UNIT, PIECE = 6, 3, 10
+PIECE = 1  # estimated time of a piece as such, in chunks
 
 
 @cache
 def make(units: int, parts: int) -> Kernel:
     """units: of a shared piece; 0: none is shared. parts: units of a node, one for 8 heads."""
     group = max(units, 1)
-    cost = FIRST_UNIT + FURTHER_UNIT * (group - 1)
 
     @kernel(threads=THREADS, name=f"attention_plan_{units}_{parts}", registers=128)
     @cuda.jit
@@ -93,7 +91,7 @@ def make(units: int, parts: int) -> Kernel:
                     if tail:
                         end = min(end, last + 1)
                     chunks = (end - first + CHUNK - 1) // CHUNK
-                    time = int64(PIECE + chunks * (FIRST_UNIT if tail else cost))
+                    time = int64(PIECE + chunks)
                     if pass_ == 0:
                         total += count * time
                         if count > 0:
@@ -112,7 +110,7 @@ def make(units: int, parts: int) -> Kernel:
                             items[e + 4] = (stop - begin + CHUNK - 1) // CHUNK
                             items[e + 5] = last
                             items[e + 6] = own
-                            items[e + 7] = 1 if units == 0 else tail
+                            items[e + 7] = starts[r]
                             j += THREADS
                     elif count > 0:
                         fit = min((capacity - load) // time, int64(count))

@@ -22,14 +22,12 @@ from ddtree_numba.kernels.arguments import require
 from ddtree_numba.kernels.attention_merge import MOST
 from ddtree_numba.kernels.attention_plan import ITEM
 from ddtree_numba.kernels.attention_splits import PAGE, SHIFTS, split_of
+from ddtree_numba.kernels.attention_tiles import Layout
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.spec.numerics import BF16
 
-UNITS = (
-    1,
-    4,
-)  # of a piece, that kernels are made for. With six, the registers of 384 threads leave
-# no room for keys loaded ahead of their use, and a chunk takes longer than twice one of four.
+UNITS = 1, 3, 5  # of a piece, that kernels are made for: five fill the registers
+RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,17 @@ class Workspace:
     partial: Any
 
 
+def resident(units: int, width: int, latent: int, multiprocessors: int, shared: int) -> int:
+    """Blocks that run at a time where a request has `units`; shared: bytes of a multiprocessor."""
+    _, most = sharing(units)
+    fitting = shared // (Layout(width, latent, most).bytes + RESERVED)
+    return multiprocessors * max(min(fitting, 2 if most == 1 else 1), 1)
+
+
 def workspace(requests, nodes, depths, heads, latent, positions, blocks) -> dict[str, tuple]:
     """(shape, dtype) of a workspace's arrays.
 
-    positions: committed ones that a request can have at most. blocks: multiprocessors, any number.
+    positions: committed ones that a request can have at most. blocks: any number, see `resident`.
     """
     parts = -(-heads // 8)
     splits, tails = split_counts(nodes * parts, depths, positions)

@@ -68,7 +68,9 @@ class CudaBackend(CudaArrays):
     def __init__(self) -> None:
         super().__init__()
         device = self.xp.cuda.Device()
-        self.multiprocessors = device.attributes["MultiProcessorCount"]
+        known = device.attributes
+        self.multiprocessors = known["MultiProcessorCount"]
+        self.shared_bytes = known["MaxSharedMemoryPerMultiprocessor"]
         self.positions_known = 0  # rows of the rope tables: the longest context and a tree
         self._planned: tuple = NO_STEP
         self._plan: Any = None
@@ -134,8 +136,8 @@ class CudaBackend(CudaArrays):
     def tree_attention(
         self, q, pages, scratch, page_table, starts, paths, sizes, scale: float, latent: int
     ):
-        requests, nodes, heads, _ = q.shape
-        space = self._attention_plan(page_table, starts, paths, sizes, heads, latent)
+        requests, nodes, heads, width = q.shape
+        space = self._attention_plan(page_table, starts, paths, sizes, heads, width, latent)
         given = (q, pages, scratch, page_table, starts, paths, sizes, scale, latent)
         out = self.empty((requests, nodes, heads, latent))
         return tree_attention.tree_attention(*given, workspace=space, out=out)
@@ -253,16 +255,19 @@ class CudaBackend(CudaArrays):
         self.copy(x, out)
         return out
 
-    def _attention_plan(self, page_table, starts, paths, sizes, heads: int, latent: int):
+    def _attention_plan(
+        self, page_table, starts, paths, sizes, heads: int, width: int, latent: int
+    ):
         """Workspace with the plan of a step: made by the first of its layers."""
         step = (page_table, starts, paths, sizes)
         if all(map(operator.is_, step, self._planned)):
             return self._plan
         requests, nodes, depths = paths.shape
         positions = page_table.shape[1] * PAGE
-        arrays = tree_attention.workspace(
-            requests, nodes, depths, heads, latent, positions, self.multiprocessors
+        blocks = tree_attention.resident(
+            nodes * -(-heads // 8), width, latent, self.multiprocessors, self.shared_bytes
         )
+        arrays = tree_attention.workspace(requests, nodes, depths, heads, latent, positions, blocks)
         space = tree_attention.Workspace(**{k: self.empty(*v) for k, v in arrays.items()})
         tree_attention.plan_attention(
             *(starts, paths, sizes), heads=heads, positions=positions, workspace=space

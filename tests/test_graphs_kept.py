@@ -185,8 +185,9 @@ def test_every_node_draws_as_its_request_does():
 def test_a_graph_makes_its_own_plan_of_attention(monkeypatch):
     ops, made = object.__new__(CudaBackend), []
     ops.stream = SimpleNamespace(begin_capture=lambda: None, end_capture=lambda: "graph")
-    ops._planned, ops.multiprocessors = (None,) * 4, 4
+    ops._planned, ops.multiprocessors, ops.shared_bytes = (None,) * 4, 4, 100 << 10
     attention = SimpleNamespace(
+        resident=lambda *_: 4,
         workspace=lambda *_: {},
         Workspace=object,
         plan_attention=lambda *_, **__: made.append(len(made)),
@@ -195,7 +196,7 @@ def test_a_graph_makes_its_own_plan_of_attention(monkeypatch):
     step = np.zeros((1, 1)), np.zeros(1), np.zeros((1, 1, 1)), np.ones(1)
 
     def layers():
-        assert ops._attention_plan(*step, 8, 64) is ops._attention_plan(*step, 8, 64)
+        assert ops._attention_plan(*step, 8, 80, 64) is ops._attention_plan(*step, 8, 80, 64)
 
     layers()
     assert made == [0]
