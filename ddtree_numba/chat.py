@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.tokenizer import Tokenizer
+from ddtree_numba.tool_types import sorted_keys, typescript
 
 TEMPLATE = "chat_template.jinja"
 GUARDS = (*map(chr, range(0xE000, 0xF900)), *map(chr, range(0xF0000, 0xFFFFE)))  # private use
@@ -50,19 +51,21 @@ class Chat:
         `thinking` reaches the template as a boolean: whether the turn opens a `<think>` block.
         Raises CheckpointError where the template fails or refuses the messages.
         """
-        # Since K2.5, code published beside the tokenizer writes the tools for the template.
-        if tools and "tools_ts_str" in self.template:
-            raise CheckpointError(
-                f"{TEMPLATE} takes tools as TypeScript, which is not written here: put the"
-                " declarations into a first message of role tool_declare"
-            )
         guard = self._unused(json.dumps([messages, tools], ensure_ascii=False))
+        values: dict[str, Any] = {}
+        if tools and "tools_ts_str" in self.template:  # as the code published with K2.5 and K2.6
+            tools = sorted_keys(tools)
+            written = typescript(tools)
+            if written is not None:
+                values["tools_ts_str"] = self._guarded(written, guard)
         text = self._rendered(
             guard,
             messages=self._guarded(messages, guard),
             tools=self._guarded(tools, guard),
             thinking=thinking,
+            preserve_thinking=False,
             add_generation_prompt=add_generation_prompt,
+            **values,
         )
         ids: list[int] = []
         for piece in self.tokenizer.split_specials(text):

@@ -141,14 +141,6 @@ def test_a_missing_template_is_named(tmp_path, tokenizer):
         Chat.load(tmp_path, tokenizer)
 
 
-def test_tools_are_refused_where_the_template_wants_them_written_as_typescript(tokenizer):
-    template = "{% if tools_ts_str %}{{ tools_ts_str }}{% endif %}{{ messages[0].content }}"
-    chat = Chat(tokenizer, template)
-    with pytest.raises(CheckpointError, match="takes tools as TypeScript.*role tool_declare"):
-        chat.render(user("Hi"), tools=[{"type": "function"}])
-    assert chat.render(user("Hi"), tools=[]) == chat.render(user("Hi")) == list(b"Hi")
-
-
 def test_reasoning_is_kept_only_behind_the_last_answer(embedded):
     """Two equal answers are two: the second is the last, and neither keeps its reasoning."""
     tokenizer = Tokenizer.load(embedded)
