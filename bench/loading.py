@@ -40,7 +40,7 @@ from ddtree_numba.progress import Progress
 from ddtree_numba.spec.numerics import BF16, Int4Matrix
 
 LEAST_SHARE, MOST_BYTES = 0.70, 4 * GIB
-SEQUENTIAL = 4_000_000_000  # bytes, at most, for the disk's own rate
+SEQUENTIAL = 2_000_000_000  # bytes, at most, for the disk's own rate
 BLOCK = 1 << 24
 
 

@@ -74,6 +74,7 @@ class Packed:
         path = self._path(folder, rank, world)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # of no use any more, but in the way of the new one
             free = shutil.disk_usage(self.folder).free
             if source.total + SPARE > free:
                 raise OSError(f"{source.total / 1e9:.1f} GB do not fit into {free / 1e9:.1f}")

@@ -24,11 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_numba.model.reading import BLOCK, Ahead, Files, Task
+from ddtree_numba.model.reading import Ahead, Files, Task
 from ddtree_numba.spec.numerics import BF16, Int4Matrix
 
 MAGIC = b"DDTPACK1"
 ALIGN = 4096
+BLOCK = 1 << 22  # bytes under one checksum, which are read at once
+DIRTY = 1 << 28  # bytes after which the disk is waited for, rather than for all at the end
 END = struct.Struct("<QI8s")
 DTYPES = {"bfloat16": BF16} | {n: np.dtype(n) for n in ("float32", "int32", "uint32")}
 
@@ -55,6 +57,7 @@ class Writer:
             raise
         self.file.truncate(0)
         self.file.write(MAGIC)
+        self._dirty = 0
         self.rows: list[dict[str, Any]] = []
         self.made_from = made_from
 
@@ -73,6 +76,9 @@ class Writer:
         blocks = [raw[i : i + BLOCK] for i in range(0, len(raw), BLOCK)]
         for block in blocks:
             self.file.write(block)
+            self._dirty += len(block)
+            if self._dirty >= DIRTY:
+                self._sync()
         checks = [zlib.crc32(block) for block in blocks]
         return {"dtype": value.dtype.name, "shape": value.shape, "start": start, "crc32": checks}
 
@@ -80,10 +86,14 @@ class Writer:
         """Make the file appear, complete."""
         table = json.dumps({"made_from": self.made_from, "rows": self.rows}).encode()
         self.file.write(table + END.pack(len(table), zlib.crc32(table), MAGIC))
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        self._sync()
         os.replace(self.partial, self.path)
         self.file.close()
+
+    def _sync(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self._dirty = 0
 
     def abandon(self) -> None:
         with suppress(OSError):

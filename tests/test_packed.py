@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ddtree_numba.model import packed as packed_module
+from ddtree_numba.model import packed_file
 from ddtree_numba.model.backend import NumpyBackend
 from ddtree_numba.model.checkpoint import INDEX, Checkpoint
 from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
@@ -83,6 +84,15 @@ def test_the_second_load_is_equal_and_reads_the_packed_file_alone(tiny, kept, wo
         assert kept.notes == []
     assert kept.bytes(".safetensors") == 0 < kept.bytes(".packed")
     assert len(kept.files) == world and all(path.suffix == ".packed" for path in kept.files)
+
+
+def test_arrays_of_many_blocks(tiny, kept, monkeypatch) -> None:
+    monkeypatch.setattr(packed_file, "BLOCK", 1000)
+    monkeypatch.setattr(packed_file, "DIRTY", 5000)  # written to the disk bit by bit
+    plain = kept.load(tiny)
+    assert equal(kept.load(tiny), plain) and kept.calls(".packed") > 300
+    spoil(kept.files[0], "array")
+    assert equal(kept.load(tiny), plain) and "is damaged" in kept.notes[0]
 
 
 def test_the_drafter_too_beside_the_target(tiny, kept) -> None:
