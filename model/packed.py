@@ -19,7 +19,7 @@ from ddtree_numba.model.checkpoint import INDEX, shard_files
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.packed_file import PackedError, PackedSource, Writer, read_table
 from ddtree_numba.model.reading import Files
-from ddtree_numba.model.source import Build, CheckpointSource, Place, Progress
+from ddtree_numba.model.source import Build, CheckpointSource, Order, Place, Progress
 
 FORMAT = 1  # to be raised when what is stored changes, Records too
 SPARE = 1 << 30  # bytes of the disk that stay free
@@ -57,6 +57,8 @@ class Packed:
             changed = difference(table["made_from"], self._origin(folder, config, rank, world))
             if changed:
                 raise PackedError(f"{path}: made from another {changed}")
+            if [row["field"] for row in table["rows"]] != asked(build):
+                raise PackedError(f"{path}: holds other weights than are asked for")
             with closing(PackedSource(files, path, table["rows"], place, progress)) as source:
                 weights = build(source)
                 source.finish()
@@ -148,6 +150,14 @@ class Recording:
             self.packed._not_written(self.writer.path, error)
             self.writer.abandon()
             self.writer = None
+
+
+def asked(build: Build) -> list[str]:
+    """The fields of the weights in their order, an INT4 matrix as one."""
+    order = Order()
+    build(order)
+    parts = ".shape", ".scale"
+    return [name.removesuffix(".packed") for name in order.fields if not name.endswith(parts)]
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:

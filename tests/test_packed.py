@@ -175,6 +175,15 @@ def test_another_version_or_format_is_packed_again(tiny, kept, monkeypatch) -> N
     assert "made from another format" in kept.notes[0]
 
 
+def test_other_fields_are_packed_again(tiny, kept, monkeypatch) -> None:
+    add = Writer.add
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "add", lambda *a: None if a[1] == "norm" else add(*a))
+        plain = kept.load(tiny)
+    assert equal(kept.load(tiny), plain) and "holds other weights" in kept.notes[0]
+    assert equal(kept.load(tiny), plain) and kept.notes == []
+
+
 def test_backends_ranks_and_folders_do_not_share_files(tiny, kept, tmp_path) -> None:
     kept.load(tiny)
     kept.load(tiny, 0, 2)
