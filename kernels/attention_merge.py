@@ -1,7 +1,9 @@
 """Sums of the splits' partials, in an order that a node's position alone decides.
 
 Warp w adds splits w, w + 8, ... in order; then the eight warps' sums are added in order. A block
-has one unit and sixteen columns of the result; all loads of a thread are under way together.
+has one unit and `span` tiles of sixteen columns, which changes no bit: many for many units, that
+their blocks run at once, one for few, that they are many blocks. A thread's loads are under way
+together.
 """
 
 from functools import cache
@@ -16,21 +18,32 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 
 WARPS = 8
 THREADS = 32 * WARPS
-BATCH = 8  # partials that a thread has under way
-WORDS = 4 * BATCH
+LOADS = 8  # partials that a thread has under way
 MOST = 512  # splits of a node
 ENTRIES = 8 * MOST
+EACH = MOST // (THREADS // 8)  # splits whose weights a thread makes
+SPAN, FEW = 4, 6  # tiles of a block; units that take blocks of one tile
 
 
 @cache
-def make(latent: int) -> Kernel:
+def make(latent: int, span: int) -> Kernel:
     tiles = latent // 16
+    batch = LOADS // span  # splits of a warp under way
+    words, sums, entries = 4 * LOADS, 4 * span, 2 * EACH
+    assert tiles % span == 0
+
+    @cuda.jit(device=True, inline="always")
+    def load(v, k, partial, at):
+        """The span's columns of one split."""
+        for j in range(span):
+            z = 4 * (k * span + j)
+            v[z], v[z + 1], v[z + 2], v[z + 3] = ptx.ldg4_f(partial, at + j * 128)
 
     @kernel(
         threads=THREADS,
-        name=f"attention_merge_{latent}",
-        registers=80,
-        min_blocks=3,
+        name=f"attention_merge_{latent}_{span}",
+        registers=128,
+        min_blocks=2,
         opcodes=("LDG.E.128",),
         pdl=True,
     )
@@ -48,39 +61,39 @@ def make(latent: int) -> Kernel:
         weight = cuda.shared.array(ENTRIES, float32)
         tops_of = cuda.shared.array((WARPS, 8), float32)
         totals_of = cuda.shared.array((WARPS, 8), float32)
-        sums_of = cuda.shared.array((WARPS, 4, 32), float32)
-        v = cuda.local.array(WORDS, float32)
-        a = cuda.local.array(4, float32)
-        tid = cuda.threadIdx.x
+        sums_of = cuda.shared.array((WARPS, sums, 32), float32)
+        v = cuda.local.array(words, float32)
+        a = cuda.local.array(sums, float32)
+        own = cuda.local.array(entries, float32)
+        tid = int32(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         g, t = lane >> 2, lane & 3
-        tile, unit, r = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        tile, unit, r = int32(cuda.blockIdx.x * span), int32(cuda.blockIdx.y), cuda.blockIdx.z
         units = nodes * parts
-        node = unit // parts
+        node = int32(ptx.divide(unit, parts))
         last = lasts[r * nodes + node]  # of the plan, older than the kernel before
-        count = 0
+        count = int32(0)
         if last >= 0:
-            count = split_of(last) + 1
+            count = int32(split_of(last) + 1)
         ptx.wait_for_previous()
         ptx.launch_next()
-        apart = units * tiles * 128  # floats from a split to the next
-        source = (r * splits * units + unit) * tiles * 128 + tile * 128 + lane * 4
-        for i in range(BATCH):
-            s = warp + WARPS * i
-            if s < count:
-                v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3] = ptx.ldg4_f(
-                    partial, source + s * apart
-                )
         # weights: eight threads have a split's columns
         column, first = tid & 7, tid >> 3
         entry = ((r * splits + first) * units + unit) * 8 + column
+        for i in range(EACH):
+            own[2 * i], own[2 * i + 1] = LOWEST, float32(0)
+            if first + 32 * i < count:
+                at = 2 * (entry + i * 32 * units * 8)
+                own[2 * i], own[2 * i + 1] = ptx.ldg2_f(tops, at)
+        apart = units * tiles * 128  # floats from a split to the next
+        source = (r * splits * units + unit) * tiles * 128 + tile * 128 + lane * 4
+        for k in range(batch):
+            s = warp + WARPS * k
+            if s < count:
+                load(v, k, partial, source + s * apart)
         top = LOWEST
-        s = first
-        while s < count:
-            mine = tops[2 * (entry + (s - first) * units * 8)]
-            weight[8 * s + column] = mine
-            top = ptx.fmax(top, mine)
-            s += THREADS // 8
+        for i in range(EACH):
+            top = ptx.fmax(top, own[2 * i])
         top = ptx.fmax(top, ptx.shfl_xor_f(top, 8))
         top = ptx.fmax(top, ptx.shfl_xor_f(top, 16))
         if lane < 8:
@@ -89,44 +102,46 @@ def make(latent: int) -> Kernel:
         for w in range(WARPS):
             top = ptx.fmax(top, tops_of[w, column])
         total = float32(0)
-        s = first
-        while s < count:
-            mine = ptx.exp2(ptx.sub(weight[8 * s + column], top))
-            weight[8 * s + column] = mine
-            total = ptx.fma(tops[2 * (entry + (s - first) * units * 8) + 1], mine, total)
-            s += THREADS // 8
+        for i in range(EACH):
+            s = first + 32 * i
+            if s < count:
+                mine = ptx.exp2(ptx.sub(own[2 * i], top))
+                weight[8 * s + column] = mine
+                total = ptx.fma(own[2 * i + 1], mine, total)
         total = ptx.add(total, ptx.shfl_xor_f(total, 8))
         total = ptx.add(total, ptx.shfl_xor_f(total, 16))
         if lane < 8:
             totals_of[warp, column] = total
         cuda.syncthreads()
-        for i in range(4):
+        for i in range(sums):
             a[i] = float32(0)
         base = warp
         while base < count:
-            for i in range(BATCH):
-                s = base + WARPS * i
+            for k in range(batch):
+                s = int32(base + WARPS * k)
                 if s < count:
                     w0, w1 = weight[8 * s + 2 * t], weight[8 * s + 2 * t + 1]
-                    a[0] = ptx.fma(v[4 * i], w0, a[0])
-                    a[1] = ptx.fma(v[4 * i + 1], w1, a[1])
-                    a[2] = ptx.fma(v[4 * i + 2], w0, a[2])
-                    a[3] = ptx.fma(v[4 * i + 3], w1, a[3])
-                s += WARPS * BATCH
+                    for j in range(span):
+                        z, y = 4 * (k * span + j), 4 * j
+                        a[y] = ptx.fma(v[z], w0, a[y])
+                        a[y + 1] = ptx.fma(v[z + 1], w1, a[y + 1])
+                        a[y + 2] = ptx.fma(v[z + 2], w0, a[y + 2])
+                        a[y + 3] = ptx.fma(v[z + 3], w1, a[y + 3])
+                s = int32(s + WARPS * batch)
                 if s < count:
-                    v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3] = ptx.ldg4_f(
-                        partial, source + s * apart
-                    )
-            base += WARPS * BATCH
-        for i in range(4):
+                    load(v, k, partial, source + s * apart)
+            base = int32(base + WARPS * batch)
+        for i in range(sums):
             sums_of[warp, i, lane] = a[i]
         cuda.syncthreads()
-        if warp == 0:
+        if warp < span:  # a warp a tile
+            for i in range(4):
+                a[i] = sums_of[0, 4 * warp + i, lane]
             for w in range(1, WARPS):
                 for i in range(4):
-                    a[i] = ptx.add(a[i], sums_of[w, i, lane])
+                    a[i] = ptx.add(a[i], sums_of[w, 4 * warp + i, lane])
             head = (unit - node * parts) * 8 + 2 * t
-            at = ((r * nodes + node) * heads + head) * tiles * 16 + tile * 16 + g
+            at = ((r * nodes + node) * heads + head) * tiles * 16 + (tile + warp) * 16 + g
             for i in range(2):
                 total = totals_of[0, 2 * t + i]
                 for w in range(1, WARPS):
@@ -139,3 +154,8 @@ def make(latent: int) -> Kernel:
                     out[at + i * tiles * 16 + 8] = ptx.round_bf16(high)
 
     return merge_kernel
+
+
+def span_of(latent: int, units: int) -> int:
+    """Tiles of a block of the merge, where so many units are merged."""
+    return SPAN if units > FEW and latent // 16 % SPAN == 0 else 1

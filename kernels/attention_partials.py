@@ -20,11 +20,14 @@ from ddtree_numba.kernels.attention_tiles import (
     THREADS,
     WINDOW,
     Layout,
+    first_of,
     owner_of,
     same_owner,
     span_of,
 )
 from ddtree_numba.kernels.launch import Kernel, kernel
+
+AHEAD = 3  # chunks: how far keys are brought to L2 ahead of their use
 
 
 @cache
@@ -43,13 +46,13 @@ def make(width: int, latent: int, units: int) -> Kernel:
 
     @cuda.jit(device=True, inline="always")
     def source_of(
-        list_at, i, p, pages, scratch, page_table, starts, paths, nodes, parts, depths, table_width
+        list_at, i, p, pages, scratch, page_table, paths, nodes, parts, depths, table_width
     ):
         """The key at p for piece i; behind the last position that it sees, that one's."""
         r, unit, _ = owner_of(list_at, i)
-        _, _, last, _ = span_of(list_at, i)
+        _, last, _, start = span_of(list_at, i)
         p = min(p, last)
-        over = int32(p - starts[r])
+        over = int32(p - start)
         if over < 0:
             page = int32(page_table[r * table_width + (p >> 6)])
             key = ptx.at(pages, (page * PAGE + (p & (PAGE - 1))) * width)
@@ -58,6 +61,16 @@ def make(width: int, latent: int, units: int) -> Kernel:
             node = r * nodes + paths[node * depths + over]
             key = ptx.at(scratch, node * width)
         return key
+
+    @cuda.jit(device=True, inline="always")
+    def prefetch(list_at, i, p, pages, page_table, table_width):
+        """Brings the chunk at p, if it is committed in full, to L2: its rows are contiguous."""
+        r, _, _ = owner_of(list_at, i)
+        _, _, _, start = span_of(list_at, i)
+        if p + CHUNK <= start:
+            page = int32(page_table[r * table_width + (p >> 6)])
+            at = (page * PAGE + (p & (PAGE - 1))) * width
+            ptx.prefetch_l2_bulk(pages, at, CHUNK * width * 2)
 
     @cuda.jit(device=True, inline="always")
     def copy(to, key, piece, begin, end):
@@ -81,7 +94,6 @@ def make(width: int, latent: int, units: int) -> Kernel:
         pages: read(bf16),
         scratch: read(bf16),
         page_table: read(int32),
-        starts: read(int32),
         paths: read(int32),
         items: read(int32),
         ranges: read(int32),
@@ -123,30 +135,41 @@ def make(width: int, latent: int, units: int) -> Kernel:
                 k += THREADS
             cuda.syncthreads()
             i = int32(0)
-            p, _, _, _ = span_of(list_at, i)
-            key = source_of(
-                list_at,
-                i,
-                p + row_of,
-                pages,
-                scratch,
-                page_table,
-                starts,
-                paths,
-                nodes,
-                parts,
-                depths,
-                table_width,
-            )
-            copy(to, ptx.at(key, piece * 8), piece, 0, copies)
-            ptx.copy_commit()
+            for chunk in range(2):  # both tiles are free
+                left, _, _, _ = span_of(list_at, 0)
+                there = first_of(list_at, 0) + chunk * CHUNK
+                if left == 1 and chunk == 1:
+                    i = int32(1)
+                    if end > 1:
+                        there = first_of(list_at, 1)
+                if i < end:
+                    key = source_of(
+                        list_at,
+                        i,
+                        there + row_of,
+                        pages,
+                        scratch,
+                        page_table,
+                        paths,
+                        nodes,
+                        parts,
+                        depths,
+                        table_width,
+                    )
+                    copy(to + chunk * tile_bytes, ptx.at(key, piece * 8), piece, 0, copies)
+                ptx.copy_commit()
+            if tid == 0:
+                third = first_of(list_at, 0) + 2 * CHUNK
+                prefetch(list_at, 0, third, pages, page_table, table_width)
+            i, first_chunk = int32(0), True
             tile = int32(0)
             while i < end:
                 if i == 0 or not same_owner(list_at, i):
                     r, unit, many = owner_of(list_at, i)
                     base = r * nodes * heads
                     load_queries(q, query, base, unit, many, parts, heads, lane, part)
-                p, left, _, _ = span_of(list_at, i)
+                p = first_of(list_at, i)
+                left, _, _, _ = span_of(list_at, i)
                 for z in range(sums):
                     acc[z] = float32(0)
                 for n in range(units):
@@ -158,10 +181,10 @@ def make(width: int, latent: int, units: int) -> Kernel:
                     ahead, there = i, p  # the chunk to be copied meanwhile
                     if left == 0:
                         ahead = int32(i + 1)
-                    more = ahead < end
+                    more = ahead < end and not first_chunk
                     if more:
                         if left == 0:
-                            there, _, _, _ = span_of(list_at, ahead)
+                            there = first_of(list_at, ahead)
                         key = source_of(
                             list_at,
                             ahead,
@@ -169,7 +192,6 @@ def make(width: int, latent: int, units: int) -> Kernel:
                             pages,
                             scratch,
                             page_table,
-                            starts,
                             paths,
                             nodes,
                             parts,
@@ -177,7 +199,15 @@ def make(width: int, latent: int, units: int) -> Kernel:
                             table_width,
                         )
                         key = ptx.at(key, piece * 8)
-                    ptx.copy_wait(0)
+                    if tid == 0:
+                        prefetch(
+                            list_at, i, p + (AHEAD - 1) * CHUNK, pages, page_table, table_width
+                        )
+                    if first_chunk:
+                        ptx.copy_wait(1)
+                        first_chunk = False
+                    else:
+                        ptx.copy_wait(0)
                     cuda.syncthreads()  # the tile is here; the other one and weights are free
                     for z in range(score_words):
                         score[z] = float32(0)
@@ -191,14 +221,14 @@ def make(width: int, latent: int, units: int) -> Kernel:
                     ptx.copy_commit()
                     put_scores(score, shared, lane, half, part)
                     cuda.syncthreads()
-                    _, _, last, _ = span_of(list_at, i)
+                    _, last, _, _ = span_of(list_at, i)
                     position = p - CHUNK + key_of(lane)
                     weigh(shared, lane, warp, position, last, scale, x, high, top, total)
                     cuda.syncthreads()
                     add_values(acc, shared, shared + tile, lane, warp)
                     tile = int32(tile_bytes - tile)
                 r, unit, many = owner_of(list_at, i)
-                _, _, _, split = span_of(list_at, i)
+                _, _, split, _ = span_of(list_at, i)
                 place = (r * splits + split) * (nodes * parts) + unit
                 store(acc, top, total, partial, tops, place, many, lane, warp)
                 i = int32(i + 1)

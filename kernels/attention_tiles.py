@@ -57,11 +57,17 @@ def owner_of(list_at, i):
 
 
 @cuda.jit(device=True, inline="always")
-def span_of(list_at, i):
-    """First position, chunks, last position, split of piece i."""
+def first_of(list_at, i):
+    """The first position of piece i."""
     _, _, _, first = ptx.lds4(list_at + 4 * ITEM * i)
-    chunks, last, split, _ = ptx.lds4(list_at + 4 * ITEM * i + 16)
-    return int32(first), int32(chunks), int32(last), int32(split)
+    return int32(first)
+
+
+@cuda.jit(device=True, inline="always")
+def span_of(list_at, i):
+    """Chunks, last position that is seen, split, committed positions of the request."""
+    chunks, last, split, start = ptx.lds4(list_at + 4 * ITEM * i + 16)
+    return int32(chunks), int32(last), int32(split), int32(start)
 
 
 @cuda.jit(device=True, inline="always")

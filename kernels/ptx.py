@@ -15,6 +15,7 @@ __all__ = ["at", "shared_address"]
 ldg1 = op("ld.global.u32", "r = [g]")
 ldg2 = op("ld.global.v2.u32", "{rr} = [g]")
 ldg4 = op("ld.global.v4.u32", "{rrrr} = [g]")
+ldg2_f = op("ld.global.v2.f32", "{ff} = [g]")
 ldg4_f = op("ld.global.v4.f32", "{ffff} = [g]")
 ldg2_stream = op("ld.global.nc.L1::no_allocate.v2.u32", "{rr} = [g]")
 ldg4_stream = op("ld.global.nc.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")
@@ -27,6 +28,7 @@ stg1_f = op("st.global.f32", "[g], f")
 stg4_f = op("st.global.v4.f32", "[g], {ffff}")
 stg1_h = op("st.global.u16", "[g], h")
 prefetch_l2 = op("prefetch.global.L2", "[g]")
+prefetch_l2_bulk = op("cp.async.bulk.prefetch.L2.global", "[g], r")  # bytes, a multiple of 16
 
 # Global memory that other blocks or devices write meanwhile.
 ld_volatile = op("ld.volatile.global.u32", "r = [g]")

@@ -77,7 +77,8 @@ def _storer(code: str, shared: bool = False) -> Callable:
 
 # --- global memory
 
-ldg1, ldg2, ldg4, ldg4_f = _loader("I"), _loader("2I"), _loader("4I"), _loader("4f")
+ldg1, ldg2, ldg4 = _loader("I"), _loader("2I"), _loader("4I")
+ldg2_f, ldg4_f = _loader("2f"), _loader("4f")
 ldg2_stream, ldg4_stream, ldg4_f_stream, ldg4_once = ldg2, ldg4, ldg4_f, ldg4
 stg1, stg2, stg4 = _storer("I"), _storer("2I"), _storer("4I")
 stg1_f, stg4_f, stg1_h = _storer("f"), _storer("4f"), _storer("H")
@@ -89,6 +90,13 @@ st_volatile4 = stg4
 
 def prefetch_l2(x: Pointer, index: int) -> None:
     x.memory.check(x.byte(index), 1)
+
+
+def prefetch_l2_bulk(x: Pointer, index: int, size: int) -> None:
+    if size % 16 or x.byte(index) % 16:
+        raise Fault(f"prefetch of {size} bytes at {x.byte(index)}: no multiples of 16")
+    x.memory.check(x.byte(index), 16)
+    x.memory.check(x.byte(index) + int(size) - 16, 16)
 
 
 def _atomic(update: Callable, code: str = "I") -> Callable:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ddtree_numba.kernels import attention_merge, attention_partials, attention_plan
 from ddtree_numba.kernels.arguments import require
-from ddtree_numba.kernels.attention_merge import MOST
+from ddtree_numba.kernels.attention_merge import MOST, SPAN
 from ddtree_numba.kernels.attention_plan import ITEM
 from ddtree_numba.kernels.attention_splits import PAGE, SHIFTS, split_of
 from ddtree_numba.kernels.attention_tiles import Layout
@@ -157,7 +157,6 @@ def tree_attention(
         pages,
         scratch,
         page_table,
-        starts,
         paths,
         workspace.items,
         workspace.ranges,
@@ -172,8 +171,9 @@ def tree_attention(
         splits,
         stream=stream,
     )
-    attention_merge.make(latent).launch(
-        (latent // 16, nodes * parts, requests),
+    span = attention_merge.span_of(latent, requests * nodes * parts)
+    attention_merge.make(latent, span).launch(
+        (latent // (16 * span), nodes * parts, requests),
         workspace.tops,
         workspace.partial,
         workspace.lasts,
@@ -208,5 +208,5 @@ def instances() -> list[Kernel]:
         for shape in ((576, 512), (80, 64))
         for units in UNITS
     ]
-    made += [attention_merge.make(latent) for latent in (512, 64)]
+    made += [attention_merge.make(latent, span) for latent in (512, 64) for span in (1, SPAN)]
     return made + [attention_plan.make(each, 1) for each in (0, 2, 3, 4)]
