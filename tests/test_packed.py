@@ -1,6 +1,5 @@
-"""Packed weights: equal to what was loaded, cheaper to read, never stale, never half written."""
+"""Packed weights: equal to what was loaded, cheaper to read, never stale."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -13,17 +12,14 @@ import pytest
 
 from ddtree_numba.model import packed as packed_module
 from ddtree_numba.model import packed_file
-from ddtree_numba.model.backend import NumpyBackend
 from ddtree_numba.model.checkpoint import INDEX, Checkpoint
 from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
 from ddtree_numba.model.loader import load_drafter, load_target
-from ddtree_numba.model.packed import Packed
 from ddtree_numba.model.packed_file import Writer
 from ddtree_numba.model.plan import plan, total
-from ddtree_numba.model.reading import Files
 from ddtree_numba.spec.numerics import Int4Matrix
 from tests.checkpoints import edit_tensors, shard_of, write_tiny
-from tests.leaves import leaves, same
+from tests.kept import Kept, equal
 
 NORM = "language_model.model.norm.weight"
 
@@ -34,46 +30,9 @@ def tiny(tmp_path: Path, rng: np.random.Generator) -> Path:
     return tmp_path / "tiny"
 
 
-class Kept:
-    """A folder of packed weights, what it said, and what was read since."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.notes: list[str] = []
-        ops = NumpyBackend()
-        self.packed = Packed(folder, ops.name, ops.keep, self.notes.append)
-        self.read: list[tuple[str, int]] = []
-        original = Files.read
-
-        def counting(files: Files, path: Path, start: int, out: np.ndarray) -> None:
-            self.read.append((path.suffix, out.nbytes))
-            original(files, path, start, out)
-
-        monkeypatch.setattr(Files, "read", counting)
-
-    @property
-    def files(self) -> list[Path]:
-        return sorted(self.packed.folder.iterdir())
-
-    def load(self, folder: Path, rank: int = 0, world: int = 1, **options: Any) -> Any:
-        self.notes.clear()
-        self.read.clear()
-        config = load_config(folder)
-        return load_target(folder, config, rank, world, packed=self.packed, **options)
-
-    def bytes(self, suffix: str) -> int:
-        return sum(size for kind, size in self.read if kind == suffix)
-
-    def calls(self, suffix: str) -> int:
-        return sum(kind == suffix for kind, _ in self.read)
-
-
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     return Kept(tmp_path / "kept", monkeypatch)
-
-
-def equal(one: Any, other: Any) -> bool:
-    return all(map(same, leaves(one), leaves(other)))
 
 
 @pytest.mark.parametrize("world", [1, 8])
@@ -231,57 +190,6 @@ def test_a_missing_shard_is_refused_although_its_weights_are_kept(tiny, kept) ->
     shard_of(tiny, NORM).unlink()
     with pytest.raises(CheckpointError, match="1 of 3 files are missing"):
         kept.load(tiny)
-
-
-def test_an_interrupted_load_leaves_no_file(tiny, kept) -> None:
-    def interrupt(tensor: Any, field: str) -> None:
-        if field == "lm_head":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        kept.load(tiny, place=interrupt)
-    assert kept.files == []
-
-
-def test_what_a_killed_process_left_is_written_over(tiny, kept) -> None:
-    kept.load(tiny)
-    partial = kept.files[0].rename(kept.files[0].with_suffix(".packed.partial"))
-    kept.load(tiny)
-    assert kept.files == [partial.with_suffix("")]
-    assert kept.load(tiny) and kept.calls(".safetensors") == 0
-
-
-def test_two_processes_do_not_write_one_file(tiny, kept) -> None:
-    kept.load(tiny)
-    path = kept.files[0]
-    path.unlink()
-    with path.with_suffix(".packed.partial").open("wb") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert kept.load(tiny)
-        assert kept.notes == [f"{path}: not written: another process is writing it"]
-
-
-@pytest.mark.parametrize("step", ["add", "finish"])
-def test_a_full_disk_spoils_nothing(tiny, kept, monkeypatch, step) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Writer, step, full)
-    weights = kept.load(tiny)
-    assert equal(weights, load_target(tiny, load_config(tiny)))
-    (note,) = kept.notes
-    assert note.endswith("not written: No space left on device") and kept.files == []
-
-
-def test_no_room_and_no_folder_are_said(tiny, kept, tmp_path, monkeypatch) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
-    monkeypatch.setattr(packed_module.shutil, "disk_usage", lambda _: usage)
-    assert kept.load(tiny)
-    assert "GB do not fit into 0.0" in kept.notes[0]
-    (tmp_path / "file").touch()
-    kept.packed = replace(kept.packed, folder=tmp_path / "file")
-    assert kept.load(tiny)
-    assert "not written: File exists" in kept.notes[0]
 
 
 def test_a_matrix_may_be_kept_in_another_form(tiny, kept) -> None:

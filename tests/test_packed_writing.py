@@ -1,0 +1,79 @@
+"""Packed weights that cannot be written: no half file stays, and the load goes on."""
+
+import fcntl
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddtree_numba.model import packed as packed_module
+from ddtree_numba.model.config import load_config
+from ddtree_numba.model.loader import load_target
+from ddtree_numba.model.packed_file import Writer
+from tests.checkpoints import write_tiny
+from tests.kept import Kept, equal
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, rng: np.random.Generator) -> Path:
+    write_tiny(tmp_path / "tiny", rng)
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(tmp_path / "kept", monkeypatch)
+
+
+def test_an_interrupted_load_leaves_no_file(tiny, kept) -> None:
+    def interrupt(tensor: Any, field: str) -> None:
+        if field == "lm_head":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.load(tiny, place=interrupt)
+    assert kept.files == []
+
+
+def test_what_a_killed_process_left_is_written_over(tiny, kept) -> None:
+    kept.load(tiny)
+    partial = kept.files[0].rename(kept.files[0].with_suffix(".packed.partial"))
+    kept.load(tiny)
+    assert kept.files == [partial.with_suffix("")]
+    assert kept.load(tiny) and kept.calls(".safetensors") == 0
+
+
+def test_two_processes_do_not_write_one_file(tiny, kept) -> None:
+    kept.load(tiny)
+    path = kept.files[0]
+    path.unlink()
+    with path.with_suffix(".packed.partial").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert kept.load(tiny)
+        assert kept.notes == [f"{path}: not written: another process is writing it"]
+
+
+@pytest.mark.parametrize("step", ["add", "finish"])
+def test_a_full_disk_spoils_nothing(tiny, kept, monkeypatch, step) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Writer, step, full)
+    weights = kept.load(tiny)
+    assert equal(weights, load_target(tiny, load_config(tiny)))
+    (note,) = kept.notes
+    assert note.endswith("not written: No space left on device") and kept.files == []
+
+
+def test_no_room_and_no_folder_are_said(tiny, kept, tmp_path, monkeypatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(packed_module.shutil, "disk_usage", lambda _: usage)
+    assert kept.load(tiny)
+    assert "GB do not fit into 0.0" in kept.notes[0]
+    (tmp_path / "file").touch()
+    kept.packed = replace(kept.packed, folder=tmp_path / "file")
+    assert kept.load(tiny)
+    assert "not written: File exists" in kept.notes[0]
