@@ -31,7 +31,6 @@ class Files:
     """Files that are opened once, when first asked for, until `close` or the end of this object."""
 
     def __init__(self) -> None:
-        self.reads = self.bytes = 0
         self._lock = threading.Lock()
         self._open: dict[Path, int] = {}
         self.close = weakref.finalize(self, _close, self._open)
@@ -47,14 +46,15 @@ class Files:
     def read(self, path: Path, start: int, out: np.ndarray) -> None:
         """Fill `out`, contiguous, with the bytes from `start` on."""
         left = out.view(np.uint8).reshape(-1).data
-        descriptor, calls, size = self.descriptor(path), 0, len(left)
+        descriptor = self.descriptor(path)
         while left:
-            count = os.preadv(descriptor, [left], start)
+            try:
+                count = os.preadv(descriptor, [left], start)
+            except OSError as error:
+                raise CheckpointError(f"{path}: byte {start}: {error.strerror}") from None
             if not count:
                 raise CheckpointError(f"{path}: ends at byte {start} while it is being read")
-            left, start, calls = left[count:], start + count, calls + 1
-        with self._lock:
-            self.reads, self.bytes = self.reads + calls, self.bytes + size
+            left, start = left[count:], start + count
 
 
 def _close(descriptors: dict[Path, int]) -> None:
