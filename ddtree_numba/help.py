@@ -39,6 +39,13 @@ output
   torn last line and skips what the output holds, failed records too: delete their lines to try
   them again.
 
+ranks
+  --tp N cuts the model into N ranks: threads, or with --ranks processes a process each. Processes
+  that a launcher started on one host or several, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+  MASTER_PORT set, are ranks without further options. Rank 0 reads and prints; the first failure of
+  any rank is shown and ends all. DDTREE_NUMBA_RANK_SECONDS: how long a rank may be silent (60);
+  DDTREE_NUMBA_CHECK_RANKS=N: compare what ranks hold every N rounds.
+
 An option that would have no effect with the others is refused.
 
 exit codes

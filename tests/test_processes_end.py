@@ -1,9 +1,16 @@
 """How ranks that are processes end: killed, failing, silent, interrupted; nobody is left behind."""
 
+import fcntl
+import os
+import pty
 import signal
+import subprocess
+import sys
+import termios
 
 import pytest
 
+from tests.command import ROOT
 from tests.faulty_ranks import POINTS
 from tests.process_runs import APART, LIMIT, PROMPT, Run, faulty, launched
 
@@ -97,3 +104,29 @@ def test_c07_ranks_end_with_their_parent():
     assert ran.process.stdout.read(1)
     ran.process.kill()
     assert ran.end()[0] == -signal.SIGKILL
+
+
+def test_c07_ctrl_c_of_a_terminal_is_heard_once():
+    """It reaches parent and ranks alike; heard twice, it would end the answer at once."""
+    main, terminal = pty.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    argv = [sys.executable, "-m", "ddtree_numba.generate", *PROMPT, *APART, "--verbose"]
+    with subprocess.Popen(
+        argv,
+        cwd=ROOT,
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=own_terminal,
+    ) as process:
+        assert process.stdout and process.stderr and process.stdout.read(1)
+        os.write(main, b"\x03")
+        _, err = process.communicate(timeout=30)
+    os.close(main)
+    os.close(terminal)
+    assert process.returncode == 130
+    assert b"\ncancelled: " in err and b"\nranks: 2" in err
