@@ -27,15 +27,14 @@ from ddtree_numba.kernels.attention_tiles import (
 )
 from ddtree_numba.kernels.launch import Kernel, kernel
 
-AHEAD = 3  # chunks: how far keys are brought to L2 ahead of their use
-
 
 @cache
 def make(width: int, latent: int, units: int) -> Kernel:
     """Partials of pieces of up to `units` units."""
     layout = Layout(width, latent, units)
     do = make_steps(layout, width, units)
-    load_queries, score_step, put_scores = do.load_queries, do.score_step, do.put_scores
+    copy_queries, load_queries = do.copy_queries, do.load_queries
+    score_step, put_scores = do.score_step, do.put_scores
     key_of, weigh, add_values, store = do.key_of, do.weigh, do.add_values, do.store
     row, tile_bytes, list_in = layout.row, layout.tile, layout.list
     steps, copies, pieces = layout.steps, layout.copies, layout.pieces
@@ -61,16 +60,6 @@ def make(width: int, latent: int, units: int) -> Kernel:
             node = r * nodes + paths[node * depths + over]
             key = ptx.at(scratch, node * width)
         return key
-
-    @cuda.jit(device=True, inline="always")
-    def prefetch(list_at, i, p, pages, page_table, table_width):
-        """Brings the chunk at p, if it is committed in full, to L2: its rows are contiguous."""
-        r, _, _ = owner_of(list_at, i)
-        _, _, _, start = span_of(list_at, i)
-        if p + CHUNK <= start:
-            page = int32(page_table[r * table_width + (p >> 6)])
-            at = (page * PAGE + (p & (PAGE - 1))) * width
-            ptx.prefetch_l2_bulk(pages, at, CHUNK * width * 2)
 
     @cuda.jit(device=True, inline="always")
     def copy(to, key, piece, begin, end):
@@ -134,40 +123,32 @@ def make(width: int, latent: int, units: int) -> Kernel:
                 ptx.sts1(list_at + 4 * k, items[begin * ITEM + k])
                 k += THREADS
             cuda.syncthreads()
-            i = int32(0)
-            for chunk in range(2):  # both tiles are free
-                left, _, _, _ = span_of(list_at, 0)
-                there = first_of(list_at, 0) + chunk * CHUNK
-                if left == 1 and chunk == 1:
-                    i = int32(1)
-                    if end > 1:
-                        there = first_of(list_at, 1)
-                if i < end:
-                    key = source_of(
-                        list_at,
-                        i,
-                        there + row_of,
-                        pages,
-                        scratch,
-                        page_table,
-                        paths,
-                        nodes,
-                        parts,
-                        depths,
-                        table_width,
-                    )
-                    copy(to + chunk * tile_bytes, ptx.at(key, piece * 8), piece, 0, copies)
-                ptx.copy_commit()
-            if tid == 0:
-                third = first_of(list_at, 0) + 2 * CHUNK
-                prefetch(list_at, 0, third, pages, page_table, table_width)
-            i, first_chunk = int32(0), True
-            tile = int32(0)
+            key = source_of(
+                list_at,
+                0,
+                first_of(list_at, 0) + row_of,
+                pages,
+                scratch,
+                page_table,
+                paths,
+                nodes,
+                parts,
+                depths,
+                table_width,
+            )
+            copy(to, ptx.at(key, piece * 8), piece, 0, copies)
+            i, tile = int32(0), int32(0)
             while i < end:
                 if i == 0 or not same_owner(list_at, i):
                     r, unit, many = owner_of(list_at, i)
                     base = r * nodes * heads
-                    load_queries(q, query, base, unit, many, parts, heads, lane, part)
+                    cuda.syncthreads()  # nobody reads the other tile or weights any more
+                    spare = shared + tile_bytes - tile
+                    copy_queries(q, shared, spare, base, unit, many, parts, heads, tid)
+                    ptx.copy_commit()
+                    ptx.copy_wait(0)
+                    cuda.syncthreads()
+                    load_queries(query, shared, spare, lane, part)
                 p = first_of(list_at, i)
                 left, _, _, _ = span_of(list_at, i)
                 for z in range(sums):
@@ -178,10 +159,12 @@ def make(width: int, latent: int, units: int) -> Kernel:
                 while left > 0:
                     left = int32(left - 1)
                     p = int32(p + CHUNK)
+                    ptx.copy_wait(0)
+                    cuda.syncthreads()  # the tile is here; the other one and weights are free
                     ahead, there = i, p  # the chunk to be copied meanwhile
                     if left == 0:
                         ahead = int32(i + 1)
-                    more = ahead < end and not first_chunk
+                    more = ahead < end
                     if more:
                         if left == 0:
                             there = first_of(list_at, ahead)
@@ -199,16 +182,6 @@ def make(width: int, latent: int, units: int) -> Kernel:
                             table_width,
                         )
                         key = ptx.at(key, piece * 8)
-                    if tid == 0:
-                        prefetch(
-                            list_at, i, p + (AHEAD - 1) * CHUNK, pages, page_table, table_width
-                        )
-                    if first_chunk:
-                        ptx.copy_wait(1)
-                        first_chunk = False
-                    else:
-                        ptx.copy_wait(0)
-                    cuda.syncthreads()  # the tile is here; the other one and weights are free
                     for z in range(score_words):
                         score[z] = float32(0)
                     other = int32(to + tile_bytes - tile)
@@ -234,5 +207,6 @@ def make(width: int, latent: int, units: int) -> Kernel:
                 i = int32(i + 1)
             cuda.syncthreads()
             begin = int32(begin + end)
+            behind = int32(ranges[cuda.blockIdx.x + 1])  # again: registers are full
 
     return partial_kernel

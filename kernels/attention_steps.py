@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from numba import cuda, float32, uint32
 
 from ddtree_numba.kernels import ptx
+from ddtree_numba.kernels.attention_splits import CHUNK
 from ddtree_numba.kernels.attention_tiles import (
     GROWTH,
     LOWEST,
@@ -31,25 +32,47 @@ def make_steps(layout: Layout, width: int, units: int) -> SimpleNamespace:
     row, steps, all_steps, each = layout.row, layout.steps, layout.all_steps, layout.each
     scores_at, quarter, decays_at = layout.scores, layout.quarter, layout.decays
     even_steps, even_tiles = 4 * steps == all_steps, layout.each * WARPS == layout.tiles
-    tiles = layout.tiles
+    tiles, pieces, copies = layout.tiles, layout.pieces, layout.copies
     weight_words = 4 * units
 
     @cuda.jit(device=True, inline="always")
-    def load_queries(q, query, base, unit, many, parts, heads, lane, part):
-        """Fragments of q[node, head, :]: column lane // 4, zeros where there is no such head."""
-        column, t = lane >> 2, lane & 3
+    def place_of_query(shared, spare, r):
+        """Row r of the queries on their way: a tile's rows, then the place of scores."""
+        place = spare + r * row
+        if r >= CHUNK:
+            place = shared + scores_at + (r - CHUNK) * row
+        return place
+
+    @cuda.jit(device=True, inline="always")
+    def copy_queries(q, shared, spare, base, unit, many, parts, heads, tid):
+        """q[node, head, :] to row n * 8 + column, zeros where there is no such head."""
+        for turn in range(-(-units * 8 // CHUNK)):
+            r, piece = turn * CHUNK + (tid >> 3), tid & 7
+            n = r >> 3
+            if n < units:
+                node = ptx.divide(unit + n, parts)
+                head = (unit + n - node * parts) * 8 + (r & 7)
+                size = 16 if n < many and head < heads else 0
+                at = piece * 8
+                if size:
+                    at = at + (base + node * heads + head) * width
+                to = place_of_query(shared, spare, r) + piece * 16
+                for k in range(copies):
+                    if 8 * k + 8 <= pieces or piece + 8 * k < pieces:
+                        ptx.copy16_part(to + k * 128, q, at + k * 64, size)
+
+    @cuda.jit(device=True, inline="always")
+    def load_queries(query, shared, spare, lane, part):
+        """The warp's quarter of all columns, as second operands."""
         for n in range(units):
-            node = ptx.divide(unit + n, parts)
-            head = (unit + n - node * parts) * 8 + column
-            there = n < many and head < heads
-            at = (base + node * heads + head) * width + part * (steps * 16) + 2 * t
+            at = place_of_query(shared, spare, n * 8) + (lane & 7) * row
+            at = at + (lane >> 3 & 1) * 16 + part * (steps * 32)
             for k in range(steps):
                 z = 2 * (n * steps + k)
                 query[z] = uint32(0)
                 query[z + 1] = uint32(0)
-                if there and (even_steps or part * steps + k < all_steps):
-                    query[z] = ptx.ldg1(q, at + 16 * k)
-                    query[z + 1] = ptx.ldg1(q, at + 16 * k + 8)
+                if even_steps or part * steps + k < all_steps:
+                    query[z], query[z + 1] = ptx.ldmatrix2(at + k * 32)
 
     @cuda.jit(device=True, inline="always")
     def score_step(query, score, keys, k, part):
@@ -137,9 +160,10 @@ def make_steps(layout: Layout, width: int, units: int) -> SimpleNamespace:
     @cuda.jit(device=True, inline="always")
     def store(acc, top, total, partial, tops, place, many, lane, warp):
         """The piece's sums, and of each head the maximum and the total, for `many` units."""
-        for n in range(units):
-            for e in range(5):
+        for e in range(5):
+            for n in range(units):
                 total[n] = ptx.add(total[n], ptx.shfl_xor_f(total[n], 1 << e))
+        for n in range(units):
             if n < many:
                 if lane == 0:
                     tops[2 * ((place + n) * 8 + warp)] = top[n]
@@ -151,6 +175,7 @@ def make_steps(layout: Layout, width: int, units: int) -> SimpleNamespace:
                         ptx.stg4_f(to, j * 128, acc[z], acc[z + 1], acc[z + 2], acc[z + 3])
 
     return SimpleNamespace(
+        copy_queries=copy_queries,
         load_queries=load_queries,
         score_step=score_step,
         put_scores=put_scores,

@@ -144,6 +144,7 @@ def load_function(kernel: Compiled) -> tuple[Any, Any]:
     return code, call("cuKernelGetFunction", code.get_kernel(kernel.name).handle)
 
 
+DIVISION = 65  # percent of L1 that is shared memory: loads under way need the rest
 POINTER = "n"  # code of an argument that is an array on the device, or None; "n" packs fastest
 # What a launch runs, made for each kernel: no loop, one call that writes configuration and
 # arguments, one call of the driver, which copies them. A launch has a place of its own meanwhile,
@@ -239,7 +240,7 @@ class Loaded:
         kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call("cuFuncSetAttribute", self.function, kind, self.shared)
         kind = kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        call("cuFuncSetAttribute", self.function, kind, 100)  # percent
+        call("cuFuncSetAttribute", self.function, kind, DIVISION)
 
 
 def serial_attribute() -> ctypes.Array:

@@ -28,7 +28,6 @@ stg1_f = op("st.global.f32", "[g], f")
 stg4_f = op("st.global.v4.f32", "[g], {ffff}")
 stg1_h = op("st.global.u16", "[g], h")
 prefetch_l2 = op("prefetch.global.L2", "[g]")
-prefetch_l2_bulk = op("cp.async.bulk.prefetch.L2.global", "[g], r")  # bytes, a multiple of 16
 
 # Global memory that other blocks or devices write meanwhile.
 ld_volatile = op("ld.volatile.global.u32", "r = [g]")

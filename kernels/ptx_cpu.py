@@ -92,13 +92,6 @@ def prefetch_l2(x: Pointer, index: int) -> None:
     x.memory.check(x.byte(index), 1)
 
 
-def prefetch_l2_bulk(x: Pointer, index: int, size: int) -> None:
-    if size % 16 or x.byte(index) % 16:
-        raise Fault(f"prefetch of {size} bytes at {x.byte(index)}: no multiples of 16")
-    x.memory.check(x.byte(index), 16)
-    x.memory.check(x.byte(index) + int(size) - 16, 16)
-
-
 def _atomic(update: Callable, code: str = "I") -> Callable:
     form, mask = struct.Struct(f"<{code}"), {"I": M32, "Q": M64}[code]
 

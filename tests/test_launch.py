@@ -66,7 +66,7 @@ def test_n06_dynamic_shared_memory_up_to_the_devices_limit(size, static, fake):
     if size + static <= 101376:
         loaded.allow_shared(0)
         assert fake.allowed == {"tile": size}, "opted in whatever the size"
-        assert fake.divided == {"tile": 100}, "the same for every kernel"
+        assert fake.divided == {"tile": driver.DIVISION}, "the same for every kernel"
     else:
         message = f"tile: {size} bytes of dynamic shared memory requested, {101376 - static} avail"
         with pytest.raises(DeviceError, match=message):
