@@ -57,6 +57,27 @@ def linear(x, weight, out_dtype=None, *, out, workspace=None, stream=None, way: 
     Rows of x may lie apart. out_dtype, if given, is what out must have. way: `way_of` the sizes,
     unless a test wants another one.
     """
+    tokens, _, _ = rows_through(x, weight)
+    outs, width = weight.shape
+    require("out", out, (*x.shape[:-1], outs), *([out_dtype] if out_dtype else []))
+    way = way or way_of(tokens, outs, width)
+    if way.parts == 1:
+        product(x, weight, way, out, stream)
+        return out
+    needed = way.parts * tokens * outs
+    if workspace is None or workspace.size < needed:
+        raise ValueError(f"workspace: {tokens} rows need {needed} float32")
+    require("workspace", workspace, workspace.shape, F32)
+    product(x, weight, way, workspace, stream)
+    count = tokens * outs
+    grid = -(-count // linear_wide.THREADS)
+    adding = linear_wide.make_sum(element_of("out", out))
+    adding.launch(grid, workspace, out, count, way.parts, stream=stream)
+    return out
+
+
+def rows_through(x, weight) -> tuple[int, int, int]:
+    """`rows_of` x, which with the weight is checked."""
     outs, width = weight.shape
     tokens, inner, stride = rows_of("x", x)
     if inner != width:
@@ -64,27 +85,22 @@ def linear(x, weight, out_dtype=None, *, out, workspace=None, stream=None, way: 
     if x.dtype != BF16:
         raise ValueError(f"x: dtype {x.dtype}, expected bfloat16")
     require("weight", weight, (outs, width), BF16)
-    require("out", out, (*x.shape[:-1], outs), *([out_dtype] if out_dtype else []))
     if width % 8 or stride % 8 or not width:
         raise ValueError(f"x: rows of {width}, {stride} apart, expected multiples of 8")
-    order, way = order_of(outs, width), way or way_of(tokens, outs, width)
-    target = out
-    if way.parts > 1:
-        needed = way.parts * tokens * outs
-        if workspace is None or workspace.size < needed:
-            raise ValueError(f"workspace: {tokens} rows need {needed} float32")
-        require("workspace", workspace, workspace.shape, F32)
-        target = workspace
-    body, grid, slices = _body(way, order, element_of("out", target), tokens, outs, width)
+    return tokens, width, stride
+
+
+def product(x, weight, way: Way, out, stream=None) -> None:
+    """The launch that multiplies: into out, or each part's sums into float32[parts, tokens, outs].
+
+    What is given has been checked.
+    """
+    tokens, width, stride = rows_of("x", x)
+    outs, order = len(weight), order_of(*weight.shape)
+    body, grid, slices = _body(way, order, element_of("out", out), tokens, outs, width)
     more = [slices] if way.wide else []
     sizes = (tokens, outs, width, order.units, *more)
-    body.launch(grid, x, stride, weight, target, *sizes, stream=stream)
-    if way.parts > 1:
-        count = tokens * outs
-        grid = -(-count // linear_wide.THREADS)
-        adding = linear_wide.make_sum(element_of("out", out))
-        adding.launch(grid, workspace, out, count, way.parts, stream=stream)
-    return out
+    body.launch(grid, x, stride, weight, out, *sizes, stream=stream)
 
 
 def _body(way: Way, order: Order, element, tokens: int, outs: int, width: int):

@@ -16,6 +16,12 @@ from ddtree_numba.kernels.vector import WIDTH, load8, store8
 THREADS = 128
 
 
+@cuda.jit(device=True, inline="always")
+def silu_and_mul(gate, up):
+    """silu(gate) * up."""
+    return gate / (float32(1) + math.exp(-gate)) * up
+
+
 @cache
 def make(element, half: int) -> Kernel:
     pieces = half // WIDTH
@@ -41,7 +47,7 @@ def make(element, half: int) -> Kernel:
             load(gate_up, row * 2 * half + column, gate, 0)
             load(gate_up, (row * 2 + 1) * half + column, up, 0)
             for i in range(WIDTH):
-                up[i] = gate[i] / (float32(1) + math.exp(-gate[i])) * up[i]
+                up[i] = silu_and_mul(gate[i], up[i])
             store(out, row * half + column, up, 0)
 
     return swiglu_kernel

@@ -15,6 +15,7 @@ from ddtree_numba.spec.draft_topk import draft_topk
 from ddtree_numba.spec.embed import embed
 from ddtree_numba.spec.kv_append import kv_append
 from ddtree_numba.spec.linear import linear
+from ddtree_numba.spec.linear_swiglu import linear_swiglu
 from ddtree_numba.spec.moe_int4 import moe_int4
 from ddtree_numba.spec.next_token import SamplingParams, next_token
 from ddtree_numba.spec.numerics import BF16, F32
@@ -22,7 +23,6 @@ from ddtree_numba.spec.rms_norm import rms_norm
 from ddtree_numba.spec.rope import rope
 from ddtree_numba.spec.round_advance import round_advance
 from ddtree_numba.spec.router import router
-from ddtree_numba.spec.swiglu import swiglu
 from ddtree_numba.spec.tree_accept import tree_accept
 from ddtree_numba.spec.tree_attention import tree_attention
 from ddtree_numba.spec.tree_build import Tree, tree_build
@@ -51,11 +51,11 @@ class NumpyBackend:
         self.embed = embed
         self.kv_append = kv_append
         self.linear = linear
+        self.linear_swiglu = linear_swiglu
         self.moe_int4 = moe_int4
         self.rms_norm = rms_norm
         self.round_advance = round_advance
         self.router = router
-        self.swiglu = swiglu
         self.tree_accept = tree_accept
         self.tree_attention = tree_attention
         self.tree_build = tree_build

@@ -15,6 +15,7 @@ from ddtree_numba.kernels import (
     embed,
     kv_append,
     linear,
+    linear_swiglu,
     moe_int4,
     moe_records,
     next_token,
@@ -22,7 +23,6 @@ from ddtree_numba.kernels import (
     rope,
     round_advance,
     router,
-    swiglu,
     tree_accept,
     tree_attention,
     tree_build,
@@ -111,13 +111,14 @@ class CudaBackend(CudaArrays):
         space = self.empty((floats,), F32) if floats else None
         return linear.linear(x, weight, workspace=space, out=out)
 
+    def linear_swiglu(self, x, weight):
+        space = self.empty(*linear_swiglu.workspace(len(x), *weight.shape))
+        out = self.empty((len(x), len(weight) // 2))
+        return linear_swiglu.linear_swiglu(x, weight, workspace=space, out=out)
+
     def absorb(self, x, weight, out=None):
         out = self.empty((*x.shape[:2], weight.shape[-1])) if out is None else out
         return absorb.absorb(x, weight, out=out)
-
-    def swiglu(self, gate_up):
-        rows, width = gate_up.shape
-        return swiglu.swiglu(gate_up, out=self.empty((rows, width // 2)))
 
     def kv_append(self, latent, k_rope, scratch):
         return kv_append.kv_append(latent, k_rope, scratch)

@@ -112,8 +112,7 @@ class Drafter:
 
     def mlp(self, mlp: DenseMlp, h: np.ndarray) -> np.ndarray:
         """SwiGLU, summed over the ranks."""
-        ops = self.ops
-        part = ops.linear(ops.swiglu(ops.linear(h, mlp.gate_up)), mlp.down)
+        part = self.ops.linear(self.ops.linear_swiglu(h, mlp.gate_up), mlp.down)
         return self.comm.all_reduce(part)
 
     def _rotate(

@@ -119,5 +119,4 @@ class Target:
 
     def swiglu_mlp(self, mlp: DenseMlp, h: np.ndarray) -> np.ndarray:
         """down(silu(gate h) * up h), this rank's partial sum."""
-        ops = self.ops
-        return ops.linear(ops.swiglu(ops.linear(h, mlp.gate_up)), mlp.down)
+        return self.ops.linear(self.ops.linear_swiglu(h, mlp.gate_up), mlp.down)
