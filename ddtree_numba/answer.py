@@ -10,7 +10,7 @@ STATISTICS = (
     *("prompt_tokens", "completion_tokens", "rounds", "tokens_per_round", "tokens_per_second"),
     *("mode", "budget", "backend", "seed"),
 )
-TIMES = ("prefill_seconds", "decode_seconds")
+TIMES = ("prefill_seconds", "decode_seconds", "setup_seconds")
 
 
 @dataclass
@@ -69,7 +69,8 @@ class Answer:
             f" in {counted(s.rounds, 'round')}, {per_round(s.completion_tokens, s.rounds)}",
             f"{rate} tokens/s",
             f"load {s.load_seconds:.2f} s, prefill {s.prefill_seconds:.2f} s"
-            f" ({counted(s.prompt_tokens, 'token')}), decode {s.decode_seconds:.2f} s",
+            f" ({counted(s.prompt_tokens, 'token')}), decode {s.decode_seconds:.2f} s"
+            + (f", graphs {s.setup_seconds:.2f} s" if s.setup_seconds else ""),
             s.mode + (f" budget {s.budget}" if s.mode == "ddtree" else ""),
             s.backend,
         ]

@@ -255,9 +255,9 @@ class Engine:
             if request.finish_reason:
                 continue
             request.rounds += 1
-            request.decode_seconds += seconds
             tokens = result.tokens
             count, text = request.take(tokens, self.stop_ids, self.context)
+            request.spend(seconds, count, flight.timed)
             request.length += result.count
             yield self._report(request, tokens[:count], text, result.trace(count))
 

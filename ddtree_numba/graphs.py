@@ -38,9 +38,9 @@ class Captured:
 class Landing(Flight):
     """A round whose results arrive in pinned memory; they are there once `done` has happened."""
 
-    chosen: bool  # step times decided the sizes of its trees
-    begun: Any
-    done: Any
+    chosen: bool = False  # step times decided the sizes of its trees
+    begun: Any = None
+    done: Any = None
 
 
 class GraphRounds(Rounds):
@@ -67,15 +67,16 @@ class GraphRounds(Rounds):
         with self.ops.active():
             draws = self.loaded(requests, plan)
         with self.ops.active(self.pool):
-            captured = self.prepared(len(requests), plan, draws)
+            captured, timed = self.prepared(len(requests), plan, draws)
             if captured.graph is None:
                 verbs.play(captured.state, self.ranks, plan)
                 captured.played = True
             else:
                 self.ops.launch(captured.graph)
-            flight = self.landing(requests, captured.state, plan, begun)
+            flight = self.landing(requests, captured.state, plan, begun, timed)
         self.under_way.append(flight)
-        self.busy += time.perf_counter() - now
+        if timed:
+            self.busy += time.perf_counter() - now
         return flight
 
     def follows(self, flight: Flight, requests: Sequence[Request]) -> bool:
@@ -124,17 +125,18 @@ class GraphRounds(Rounds):
             self.upload(requests, plan)
         return self.draws_of(requests, plan.budget + 1)
 
-    def prepared(self, requests: int, plan: verbs.Plan, draws: Any) -> Captured:
-        """The plan's rounds of so many requests, with their graph if it is due."""
+    def prepared(self, requests: int, plan: verbs.Plan, draws: Any) -> tuple[Captured, bool]:
+        """The plan's rounds of so many requests, and whether they had their graph already."""
         key = plan, requests, draws.kind
         if key not in self.captured:
             self.captured[key] = Captured(replace_inputs(self.inputs[requests], draws))
         captured = self.captured[key]
-        if captured.played and captured.graph is None:
+        ready = captured.graph is not None
+        if captured.played and not ready:
             captured.state = replace_inputs(captured.state, draws)
             state = captured.state
             captured.graph = self.ops.capture(lambda: verbs.play(state, self.ranks, plan))
-        return captured
+        return captured, ready
 
     def upload(self, requests: tuple[Request, ...], plan: verbs.Plan) -> None:
         """Write what the host knows of these requests to where graphs read it."""
@@ -157,7 +159,12 @@ class GraphRounds(Rounds):
         return self.their_draws[nodes]
 
     def landing(
-        self, requests: tuple[Request, ...], state: verbs.Round, plan: verbs.Plan, begun: Any
+        self,
+        requests: tuple[Request, ...],
+        state: verbs.Round,
+        plan: verbs.Plan,
+        begun: Any,
+        timed: bool,
     ) -> Landing:
         """Copies of the round's results on their way to the host."""
         fetch = self.ops.fetch
@@ -166,7 +173,8 @@ class GraphRounds(Rounds):
         accepted = vars(state.accepted).items()
         copied.accepted = Accept(**{name: fetch(array) for name, array in accepted})
         copied.tokens = fetch(state.tokens)
-        return Landing(requests, copied, 0.0, plan.times is not None, begun, self.ops.mark())
+        chosen = plan.times is not None
+        return Landing(requests, copied, 0.0, timed, chosen, begun, self.ops.mark())
 
 
 def replace_inputs(state: verbs.Round, draws: Any) -> verbs.Round:

@@ -23,8 +23,8 @@ output
   The answer alone goes to standard output, as it comes; all else goes to standard error. On a
   terminal, --show-tree keeps the answer back until the end.
   Tokens per round: emitted tokens divided by rounds; the bonus token of each round is one of them.
-  Tokens per second: emitted tokens divided by the time of decoding, without loading and prefill;
-  undefined (null) below two tokens.
+  Tokens per second: emitted tokens divided by the time of decoding, without loading, prefill and
+  the rounds, with their tokens, in which a CUDA graph is made; undefined (null) below two tokens.
   --json: text token_ids finish_reason prompt_tokens completion_tokens rounds tokens_per_round
   tokens_per_second mode budget backend seed; with --thinking also reasoning; if it failed, error.
   finish_reason is stop, length, cancelled or error. The last token id is the one that ended the
@@ -35,9 +35,9 @@ output
   --chat, messages; its other keys are ignored. Messages may come with tools, a list that is handed
   to the model's template, as TypeScript where it asks for that; calls then stand in the answer's
   text. A result is appended as soon as it is there: index (number of the record, from 0),
-  the fields of --json, prefill_seconds, decode_seconds. Started again, the command drops a
-  torn last line and skips what the output holds, failed records too: delete their lines to try
-  them again.
+  the fields of --json, prefill_seconds, decode_seconds, setup_seconds (making CUDA graphs).
+  Started again, the command drops a torn last line and skips what the output holds, failed records
+  too: delete their lines to try them again.
 
 ranks
   --tp N cuts the model into N ranks: threads, or with --ranks processes a process each. Processes

@@ -15,7 +15,8 @@ class Stats:
 
     `tokens_per_round` counts every emitted token, bonus tokens included: the last prompt token is
     the first root, so all tokens come from rounds: completion_tokens = tokens_per_round * rounds.
-    `tokens_per_second` = completion tokens / decode_seconds; None below two tokens.
+    `tokens_per_second` is of the rounds in decode_seconds; None below two tokens. Rounds in which a
+    CUDA graph was made ready count as setup_seconds, and their tokens in no rate.
     """
 
     prompt_tokens: int
@@ -26,6 +27,7 @@ class Stats:
     load_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    setup_seconds: float
     mode: str
     budget: int | str | None
     backend: str
@@ -94,6 +96,8 @@ class Request:
     rounds: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    timed_tokens: int = 0  # emitted in decode_seconds
+    setup_seconds: float = 0.0
     finish_reason: str | None = None
     error: str | None = None
     root: int = field(init=False)
@@ -135,6 +139,14 @@ class Request:
                 return count, text
         return len(tokens), text
 
+    def spend(self, seconds: float, tokens: int, timed: bool) -> None:
+        """A round took so long, and emitted so many tokens."""
+        if timed:
+            self.decode_seconds += seconds
+            self.timed_tokens += tokens
+        else:
+            self.setup_seconds += seconds
+
     def increment(
         self,
         tokens: list[int],
@@ -152,16 +164,17 @@ class Request:
 
     def stats(self, backend: str, load_seconds: float) -> Stats:
         """Counts and times so far."""
-        timed = self.emitted > 1 and self.decode_seconds > 0
+        timed = self.timed_tokens > 1 and self.decode_seconds > 0
         return Stats(
             prompt_tokens=len(self.prompt),
             completion_tokens=self.emitted,
             rounds=self.rounds,
             tokens_per_round=self.emitted / self.rounds if self.rounds else None,
-            tokens_per_second=self.emitted / self.decode_seconds if timed else None,
+            tokens_per_second=self.timed_tokens / self.decode_seconds if timed else None,
             load_seconds=load_seconds,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=self.decode_seconds,
+            setup_seconds=self.setup_seconds,
             mode=self.mode,
             budget=self.budget,
             backend=backend,

@@ -54,6 +54,7 @@ class Flight:
     requests: tuple[Request, ...]
     state: verbs.Round
     seconds: float  # that the host spent on it
+    timed: bool = True  # not a round in which a graph was made ready
 
 
 def outcomes(flight: Flight) -> list[Outcome]:

@@ -94,11 +94,17 @@ def test_seconds_are_those_of_rounds_not_of_the_caller_or_of_prompts():
     graphs = ahead(scripted_engine(count_up, some_right, max_batch=2))
     graphs.ranks.ops.round_seconds = 0.01
     graphs.ranks.ops.finish = lambda: time.sleep(0.05)  # a prompt's, behind its last call
+    setups = []
     for one in graphs.generate(PROMPTS[:4], SamplingParams(max_new_tokens=8), "ar"):
         time.sleep(0.05)
         if one.finish_reason:
             assert one.stats.prefill_seconds > 0.05
-            assert 0.08 <= one.stats.decode_seconds < 0.4
+            stats = one.stats  # the first two rounds made the graph of all others
+            assert 0.079 <= stats.decode_seconds + stats.setup_seconds < 0.4
+            timed = 6 if stats.setup_seconds else 8
+            assert stats.tokens_per_second == timed / stats.decode_seconds
+            setups.append(stats.setup_seconds)
+    assert setups[0] and not setups[-1]
 
 
 def test_memory_that_results_are_copied_to_outlives_a_generator():
