@@ -13,11 +13,11 @@ from ddtree_numba.spec.cache_commit import cache_commit
 from ddtree_numba.spec.draft_attention import draft_attention
 from ddtree_numba.spec.draft_topk import draft_topk
 from ddtree_numba.spec.embed import embed
-from ddtree_numba.spec.kv_append import kv_append
 from ddtree_numba.spec.linear import linear
 from ddtree_numba.spec.linear_swiglu import linear_swiglu
 from ddtree_numba.spec.moe_int4 import moe_int4
 from ddtree_numba.spec.next_token import SamplingParams, next_token
+from ddtree_numba.spec.norm_rope_append import norm_rope_append
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.spec.rms_norm import rms_norm
 from ddtree_numba.spec.rope import rope
@@ -49,10 +49,10 @@ class NumpyBackend:
         self.draft_attention = draft_attention
         self.draft_topk = draft_topk
         self.embed = embed
-        self.kv_append = kv_append
         self.linear = linear
         self.linear_swiglu = linear_swiglu
         self.moe_int4 = moe_int4
+        self.norm_rope_append = norm_rope_append
         self.rms_norm = rms_norm
         self.round_advance = round_advance
         self.router = router

@@ -13,12 +13,12 @@ from ddtree_numba.kernels import (
     draft_attention,
     draft_topk,
     embed,
-    kv_append,
     linear,
     linear_swiglu,
     moe_int4,
     moe_records,
     next_token,
+    norm_rope_append,
     rms_norm,
     rope,
     round_advance,
@@ -101,9 +101,15 @@ class CudaBackend(CudaArrays):
 
     def rope(self, x, positions, inv_freq, interleaved=True, amplitude=1.0, out=None):
         out = self.empty(x.shape) if out is None else out
-        known = self.positions_known
-        table = self.constant(rope.rope_table, known, inv_freq, amplitude)
+        table = self._rope_table(inv_freq, amplitude)
         return rope.rope(x, positions, table, interleaved, out=out)
+
+    def norm_rope_append(
+        self, joint, q_norm, kv_norm, eps: float, positions, inv_freq, scratch, amplitude=1.0
+    ):
+        table, out = self._rope_table(inv_freq, amplitude), self.empty((len(joint), len(q_norm)))
+        given = (joint, q_norm, kv_norm, eps, positions, table, scratch)
+        return norm_rope_append.norm_rope_append(*given, out=out)
 
     def linear(self, x, weight, out_dtype: np.dtype | None = None):
         out = self.empty((len(x), len(weight)), out_dtype or BF16)
@@ -119,9 +125,6 @@ class CudaBackend(CudaArrays):
     def absorb(self, x, weight, out=None):
         out = self.empty((*x.shape[:2], weight.shape[-1])) if out is None else out
         return absorb.absorb(x, weight, out=out)
-
-    def kv_append(self, latent, k_rope, scratch):
-        return kv_append.kv_append(latent, k_rope, scratch)
 
     def router(self, h, gate, bias, k: int, scaling: float):
         out = self.empty((len(h), k), np.int32), self.empty((len(h), k), F32)
@@ -244,6 +247,9 @@ class CudaBackend(CudaArrays):
         if isinstance(placed, moe_records.Records):
             return replace(placed, words=self.host(placed.words))
         return tensor
+
+    def _rope_table(self, inv_freq, amplitude: float) -> Array:
+        return self.constant(rope.rope_table, self.positions_known, inv_freq, amplitude)
 
     def _flat(self, elements: int, dtype: Any) -> Array:
         return self.empty((elements,), dtype)

@@ -65,19 +65,24 @@ class Target:
         self, layer: LayerWeights, h: np.ndarray, batch: VerifyInput, cache: Cache, index: int
     ) -> np.ndarray:
         """Absorbed MLA: queries go to the latent space, so the cache is keys and values in one."""
-        ops, c, eps = self.ops, self.config, self.config.mla_norm_eps
+        ops, c = self.ops, self.config
         requests, nodes = batch.tokens.shape
         positions = batch.positions.reshape(-1)
 
         joint = ops.linear(h, layer.qkv_a)  # [T, q_lora + latent + rope]
-        q_a, key = joint[:, : c.q_lora_rank], joint[:, c.q_lora_rank :]
-        latent = ops.rms_norm(key[:, : c.kv_lora_rank], layer.kv_a_norm, eps)
-        k_rope = self.rotate(key[:, c.kv_lora_rank :], positions)
-        scratch = cache.rows(requests, nodes)[index]
-        shape = (requests, nodes, -1)
-        ops.kv_append(latent.reshape(shape), k_rope.reshape(shape), scratch)
+        scratch = cache.rows(requests, nodes)[index]  # [R, N, latent + rope]
+        q_a = ops.norm_rope_append(
+            joint,
+            layer.q_a_norm,
+            layer.kv_a_norm,
+            c.mla_norm_eps,
+            positions,
+            self.inv_freq,
+            scratch.reshape(len(h), -1),
+            amplitude=self.amplitude,
+        )
 
-        q = ops.linear(ops.rms_norm(q_a, layer.q_a_norm, eps), layer.q_b)
+        q = ops.linear(q_a, layer.q_b)
         q = q.reshape(len(h), self.heads, -1)  # [T, heads, nope + rope]
         query = ops.empty((len(h), self.heads, scratch.shape[-1]))  # [T, heads, latent + rope]
         ops.absorb(q[..., : c.qk_nope_head_dim], layer.w_uk, out=query[..., : c.kv_lora_rank])

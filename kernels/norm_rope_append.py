@@ -1,0 +1,167 @@
+"""Two norms and a rotation of one row, in one launch; see `spec/norm_rope_append.py`.
+
+A block has a row of the joint projection: its first warps norm q_a, the next the latent, in the
+same steps over their own columns; the last warp rotates the shared key and waits for none of them.
+Norms add in the order of `rms_norm` and have its bits; the rotation is that of `rope`, with its
+table: a position outside of it gives NaN. Norms' weights do not wait for the kernels ahead on the
+stream, which must not write them.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+from numba import cuda, float32, int32, int64, uint32
+
+from ddtree_numba.kernels import ptx
+from ddtree_numba.kernels.arguments import bf16, element_of, read, require, rows_of, write
+from ddtree_numba.kernels.launch import Kernel, kernel
+from ddtree_numba.kernels.rms_norm import WARP, shape_of, warp_sum
+from ddtree_numba.kernels.rope import NAN
+from ddtree_numba.kernels.vector import WIDTH, WORDS8, fetch8, store8, widen8
+
+PAIRS = WIDTH // 2  # of a lane that rotates
+
+
+@cache
+def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
+    (q_each, q_warps, _), (kv_each, kv_warps, _) = shape_of(q_width), shape_of(kv_width)
+    each, last, half = max(q_each, kv_each), q_warps + kv_warps, rope_width // 2
+    q_terms, kv_terms = np.float32(q_width), np.float32(kv_width)
+    words = WORDS8[element]
+    count = each * words
+    fetch, widen, store = fetch8[element], widen8[element], store8[element]
+
+    @kernel(
+        threads=WARP * (last + 1),
+        name=f"norm_rope_append_{q_width}_{kv_width}_{rope_width}_{element}",
+        registers=96,
+        opcodes=("LDG.E.128", "STG.E.128"),
+        pdl=True,
+    )
+    @cuda.jit
+    def norm_rope_append_kernel(
+        joint: read(element),
+        joint_row: int64,
+        q_norm: read(element),
+        kv_norm: read(element),
+        eps: float32,
+        positions: read(int32),
+        table: read(float32),
+        known: int32,
+        q: write(element),
+        scratch: write(element),
+        scratch_row: int64,
+    ):
+        row, warp = int64(cuda.blockIdx.x), cuda.threadIdx.x >> 5
+        first, warps, width, start, terms = 0, q_warps, q_width, 0, q_terms
+        norm, out, to = q_norm, q, row * q_width
+        if warp >= q_warps:
+            first, warps, width, start, terms = q_warps, kv_warps, kv_width, q_width, kv_terms
+            norm, out, to = kv_norm, scratch, row * scratch_row
+        lane = int32(cuda.threadIdx.x - first * WARP)
+        step = warps * WARP
+        xs = cuda.local.array(count, uint32)
+        weights = cuda.local.array(count, uint32)
+        values = cuda.local.array(WIDTH, float32)
+        if warp < last:
+            for n in range(each):
+                column = (lane + n * step) * WIDTH
+                if column < width:
+                    fetch(norm, column, weights, n * words)
+        ptx.wait_for_previous()
+        ptx.launch_next()
+        if warp < last:
+            for n in range(each):
+                column = (lane + n * step) * WIDTH
+                if column < width:
+                    fetch(joint, row * joint_row + start + column, xs, n * words)
+                else:
+                    for i in range(words):
+                        xs[n * words + i] = 0
+            square = float32(0)
+            for n in range(each):
+                widen(xs, n * words, values, 0)
+                for i in range(WIDTH):
+                    square = square + values[i] * values[i]
+            square = warp_sum(square)
+            sums = cuda.shared.array(WARP, float32)
+            if lane & 31 == 0:
+                sums[warp] = square
+            ptx.bar_sync(1, last * WARP)
+            square = float32(0)
+            if lane & 31 < warps:
+                square = sums[first + (lane & 31)]
+            scale = float32(1) / math.sqrt(warp_sum(square) / terms + eps)
+            other = cuda.local.array(WIDTH, float32)
+            for n in range(each):
+                column = (lane + n * step) * WIDTH
+                if column < width:
+                    widen(xs, n * words, values, 0)
+                    widen(weights, n * words, other, 0)
+                    for i in range(WIDTH):
+                        values[i] = values[i] * scale * other[i]
+                    store(out, to + column, values, 0)
+        else:
+            pair = (cuda.threadIdx.x & 31) * PAIRS
+            if pair < half:
+                cos = cuda.local.array(PAIRS, float32)
+                sin = cuda.local.array(PAIRS, float32)
+                fetch(joint, row * joint_row + q_width + kv_width + 2 * pair, xs, 0)
+                position = positions[row]
+                if position >= 0 and position < known:
+                    at = int64(position) * rope_width + pair
+                    cos[0], cos[1], cos[2], cos[3] = ptx.ldg4_f(table, at)
+                    sin[0], sin[1], sin[2], sin[3] = ptx.ldg4_f(table, at + half)
+                else:
+                    for k in range(PAIRS):
+                        cos[k] = NAN
+                        sin[k] = NAN
+                widen(xs, 0, values, 0)
+                for k in range(PAIRS):
+                    a, b = values[2 * k], values[2 * k + 1]
+                    values[2 * k] = a * cos[k] - b * sin[k]
+                    values[2 * k + 1] = a * sin[k] + b * cos[k]
+                store(scratch, to + kv_width + 2 * pair, values, 0)
+
+    return norm_rope_append_kernel
+
+
+def norm_rope_append(
+    joint, q_norm, kv_norm, eps: float, positions, table, scratch, *, out, stream=None
+):
+    """Normed q into out[T, Q], normed latent and rotated key into scratch[T, D+P]; returns out.
+
+    table: `rope_table`. Rows of joint and of scratch may lie apart.
+    """
+    tokens, width, joint_row = rows_of("joint", joint)
+    rope_width = table.shape[-1]
+    widths = len(q_norm), len(kv_norm), rope_width
+    if sum(widths) != width:
+        raise ValueError(f"joint: rows of {width}, expected {' + '.join(map(str, widths))}")
+    rows, key_width, scratch_row = rows_of("scratch", scratch)
+    if (rows, key_width) != (tokens, width - widths[0]) or scratch.dtype != joint.dtype:
+        expected = f"{joint.dtype} {(tokens, width - widths[0])}"
+        raise ValueError(f"scratch: {scratch.dtype} {scratch.shape}, expected {expected}")
+    if any(n % WIDTH for n in (*widths, joint_row, scratch_row)):
+        apart = f"{joint_row} and {scratch_row} apart"
+        raise ValueError(f"joint, scratch: {widths}, rows {apart}: expected multiples of {WIDTH}")
+    if rope_width > WARP * WIDTH:
+        raise ValueError(f"table: rows of {rope_width}, at most {WARP * WIDTH}")
+    require("q_norm", q_norm, widths[:1], joint.dtype)
+    require("kv_norm", kv_norm, widths[1:2], joint.dtype)
+    require("positions", positions, (tokens,), "int32")
+    require("table", table, (len(table), rope_width), "float32")
+    require("out", out, (tokens, widths[0]), joint.dtype)
+    make(element_of("joint", joint), *widths).launch(
+        tokens,
+        *(joint, joint_row, q_norm, kv_norm, eps, positions, table, len(table)),
+        *(out, scratch, scratch_row),
+        stream=stream,
+    )
+    return out
+
+
+def instances() -> list[Kernel]:
+    """K2.6, at any TP size, and the embedded model."""
+    return [make(bf16, 1536, 512, 64), make(bf16, 96, 64, 16)]
