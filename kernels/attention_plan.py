@@ -15,16 +15,24 @@ are. Only the schedule depends on that, on estimated times; the bits of a result
 
 from functools import cache
 
-from numba import cuda, int32, int64
+from numba import cuda, int32
 
 from ddtree_numba.kernels.arguments import read, update
 from ddtree_numba.kernels.attention_splits import BEFORE1, BEFORE2, CHUNK, split_of, split_start
 from ddtree_numba.kernels.launch import Kernel, kernel
+from ddtree_numba.kernels.numerics import divided
 
 THREADS = CANDIDATES = 128
 FINENESS = 64  # candidates from the mean load, or the longest piece, to its double
+CHUNK_SHIFT = CHUNK.bit_length() - 1
 ITEM = 8  # integers
 PIECE = 1  # estimated time of a piece as such, in chunks
+
+
+@cuda.jit(device=True, inline="always")
+def candidate(least, i):
+    """The capacity number i."""
+    return int32(least + (least >> 6) * i + ((least & 63) * i >> 6))  # FINENESS is 64
 
 
 @cache
@@ -47,42 +55,44 @@ def make(units: int, parts: int) -> Kernel:
         ranges: update(int32),
     ):
         needed = cuda.shared.array(CANDIDATES, int32)
-        tid = cuda.threadIdx.x
+        tid = int32(cuda.threadIdx.x)
+        least = int32(0)
         i = tid
         while i < requests * nodes:
-            r = i // nodes
-            last = -1
-            if i - r * nodes < sizes[r]:
-                last = starts[r] - 1
-                d = 0
+            r, node = divided(i, nodes)
+            last = int32(-1)
+            if node < sizes[r]:
+                last = int32(starts[r] - 1)
+                d = int32(0)
                 while d < depths:
                     if paths[i * depths + d] >= 0:
-                        last += 1
-                    d += 1
+                        last = int32(last + 1)
+                    d = int32(d + 1)
             lasts[i] = last
             i += THREADS
         cuda.syncthreads()
 
-        total, longest, capacity = int64(0), int64(1), int64(0)
+        total, longest, capacity = int32(0), int32(1), int32(0)
         pass_ = 0  # 0: pieces and their time; 1: every thread tries a capacity; 2: ranges
         while pass_ < 3:
-            at, block, load = 0, 0, int64(0)
-            r = 0
+            at, block, load = int32(0), int32(0), int32(0)
+            r = int32(0)
             while r < requests:
-                size = sizes[r] * parts
-                full = split_of(starts[r])
-                groups = (size + group - 1) // group
-                each = (size + max(groups, 1) - 1) // max(groups, 1)
+                size, start = int32(sizes[r] * parts), int32(starts[r])
+                full = int32(split_of(start))
+                groups = int32((size + group - 1) // group)
+                each, _ = divided(size + max(groups, 1) - 1, max(groups, 1))
                 # runs of pieces of one length: three of shared ones, then what each unit has left
-                run = 0
+                run = int32(0)
                 while run < 3 + size:
                     tail = 1 if run >= 3 else 0
                     unit = run - 3
                     split = BEFORE2 if run == 0 else BEFORE1 if run == 1 else 0
                     behind = full if run == 0 else min(full, BEFORE2 if run == 1 else BEFORE1)
-                    last = starts[r] - 1
+                    last = start - 1
                     if tail:
-                        last = lasts[r * nodes + unit // parts]
+                        node, _ = divided(unit, parts)
+                        last = lasts[r * nodes + node]
                         split, behind = full, split_of(last) + 1
                     many = max(behind - split, 0)
                     count = many if tail else groups * many
@@ -90,16 +100,15 @@ def make(units: int, parts: int) -> Kernel:
                     end = split_start(split + 1)
                     if tail:
                         end = min(end, last + 1)
-                    chunks = (end - first + CHUNK - 1) // CHUNK
-                    time = int64(PIECE + chunks)
+                    time = int32(PIECE + (end - first + CHUNK - 1 >> CHUNK_SHIFT))
                     if pass_ == 0:
-                        total += count * time
+                        total = int32(total + count * time)
                         if count > 0:
                             longest = max(longest, time)
                         j = tid
                         while j < count:
-                            which = j // many
-                            own = split + j - which * many
+                            which, own = divided(j, many)
+                            own = split + own
                             begin = split_start(own)
                             stop = min(split_start(own + 1), last + 1)
                             e = (at + j) * ITEM
@@ -107,39 +116,40 @@ def make(units: int, parts: int) -> Kernel:
                             items[e + 1] = unit if tail else which * each
                             items[e + 2] = 1 if tail else min(each, size - which * each)
                             items[e + 3] = begin
-                            items[e + 4] = (stop - begin + CHUNK - 1) // CHUNK
+                            items[e + 4] = stop - begin + CHUNK - 1 >> CHUNK_SHIFT
                             items[e + 5] = last
                             items[e + 6] = own
-                            items[e + 7] = starts[r]
+                            items[e + 7] = start
                             j += THREADS
                     elif count > 0:
-                        fit = min((capacity - load) // time, int64(count))
-                        load += fit * time
-                        rest = count - fit
+                        fit, _ = divided(capacity - load, time)
+                        fit = min(fit, int32(count))
+                        load = int32(load + fit * time)
+                        rest = int32(count - fit)
                         if rest > 0:
-                            a_block = capacity // time
-                            more = (rest + a_block - 1) // a_block
+                            a_block, _ = divided(capacity, time)
+                            more, _ = divided(rest + a_block - 1, a_block)
                             if pass_ == 2 and tid == 0:
                                 n = 0
                                 while n < more:
                                     ranges[block + 1 + n] = at + fit + n * a_block
                                     n += 1
-                            block += more
-                            load = (rest - (more - 1) * a_block) * time
-                    at += count
-                    run += 1
-                r += 1
+                            block = int32(block + more)
+                            load = int32((rest - (more - 1) * a_block) * time)
+                    at = int32(at + count)
+                    run = int32(run + 1)
+                r = int32(r + 1)
             if pass_ == 0:
-                least = max((total + blocks - 1) // blocks, longest)
-                capacity = least + least * tid // FINENESS
+                mean, _ = divided(total + blocks - 1, blocks)
+                least = max(mean, longest)
+                capacity = candidate(least, tid)
             elif pass_ == 1:
                 needed[tid] = block + 1
                 cuda.syncthreads()
-                best = 0
+                best = int32(0)
                 while needed[best] > blocks:
-                    best += 1
-                least = max((total + blocks - 1) // blocks, longest)
-                capacity = least + least * best // FINENESS
+                    best = int32(best + 1)
+                capacity = candidate(least, best)
             elif tid == 0:
                 ranges[0] = 0
                 while block < blocks:

@@ -12,7 +12,7 @@ from numba import cuda, float32, int32
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, read, update
 from ddtree_numba.kernels.launch import Kernel, kernel
-from ddtree_numba.kernels.moe_tiles import divided
+from ddtree_numba.kernels.numerics import divided
 from ddtree_numba.kernels.vector import WIDTH, load8, store8
 
 THREADS = 128

@@ -15,7 +15,8 @@ from ddtree_numba.kernels.arguments import bf16, read, write
 from ddtree_numba.kernels.launch import kernel
 from ddtree_numba.kernels.moe_arithmetic import UNSCALED, dequantize, multiply, scales
 from ddtree_numba.kernels.moe_records import BYTES, COLUMNS, ROWS, SCALES, WORDS, slices
-from ddtree_numba.kernels.moe_tiles import WARP, Program, divided, reader
+from ddtree_numba.kernels.moe_tiles import WARP, Program, reader
+from ddtree_numba.kernels.numerics import divided
 
 MOST_DEPTH = 8  # records of a row whose activations a warp holds in registers
 

@@ -75,10 +75,13 @@ def _part(count: int, tiles: int) -> int:
     return max(blocks, 1) * moe_wide.BLOCK_TILES
 
 
-def moe_int4(x, experts, weights, gate_up, down, base=None, *, workspace, out, stream=None):
+def moe_int4(
+    x, experts, weights, gate_up, down, base=None, *, workspace, out, stream=None, before_base=None
+):
     """Every token through its picked experts, and the base, into out; returns out.
 
     gate_up, down: Records. x, base, out: bfloat16. An id outside of 0 .. E - 1 is padding.
+    before_base: is called ahead of the first launch that reads base, which may still be made.
     """
     _check(x, experts, weights, gate_up, down, base, workspace, out)
     rows, picks = experts.shape
@@ -104,6 +107,8 @@ def moe_int4(x, experts, weights, gate_up, down, base=None, *, workspace, out, s
     for start in range(0, tiles, step):
         own = start, min(step, tiles - start)
         _run(second, items, own, hidden, down, plan, pairs, products, numbers, stream)
+        if before_base is not None and start == 0:
+            before_base()
         columns = own[1] * ROWS
         grid = -(-rows * columns // (moe_combine.WIDTH * moe_combine.THREADS))
         part = total, rows, tiles * ROWS, columns, start * ROWS

@@ -43,13 +43,6 @@ def most_tiles(pairs: int, experts: int, width: int) -> int:
     return min(pairs, experts + pairs // width)
 
 
-@cuda.jit(device=True, inline="always")
-def divided(a, b):
-    """Quotient and rest."""
-    quotient = int32(ptx.divide(a, b))
-    return quotient, int32(a - quotient * b)
-
-
 def reader(direct: bool):
     """Device functions: the number of tiles, a tile's expert and size, a column's pair."""
 

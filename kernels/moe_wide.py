@@ -17,7 +17,8 @@ from ddtree_numba.kernels.arguments import bf16, read, write
 from ddtree_numba.kernels.launch import kernel
 from ddtree_numba.kernels.moe_arithmetic import UNSCALED, dequantize, gated, multiply, scales
 from ddtree_numba.kernels.moe_records import BYTES, COLUMNS, ROWS, SCALES, WORDS, slices
-from ddtree_numba.kernels.moe_tiles import NARROW, WARP, WIDE, Program, divided
+from ddtree_numba.kernels.moe_tiles import NARROW, WARP, WIDE, Program
+from ddtree_numba.kernels.numerics import divided
 
 WARPS, THREADS = 8, 256
 EACH = 2  # row tiles of a warp

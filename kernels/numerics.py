@@ -32,6 +32,13 @@ ORDER_INFINITY = 0xFF800000
 
 
 @cuda.jit(device=True, inline="always")
+def divided(a, b):
+    """Quotient and rest of 32-bit integers from 0 on: `//` would be a call, for 64 bits."""
+    quotient = int32(ptx.divide(a, b))
+    return quotient, int32(a - quotient * b)
+
+
+@cuda.jit(device=True, inline="always")
 def exp32(x):
     """e**x for x <= 0; 0 below -87 and for NaN."""
     inside = ptx.fmax(x, LOWEST_EXPONENT)

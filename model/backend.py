@@ -93,6 +93,10 @@ class NumpyBackend:
         """What a function of constants gives, where the operations read it."""
         return function(*arguments)
 
+    def beside(self, call: Callable[[], np.ndarray]) -> np.ndarray:
+        """A call's result; backends may make it beside what follows, until `moe_int4` takes it."""
+        return call()
+
     def active(self) -> AbstractContextManager:
         """What holds while operations run: infinities reach the logits, to be reported there."""
         return np.errstate(over="ignore", invalid="ignore")

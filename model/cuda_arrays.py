@@ -28,7 +28,8 @@ class CudaArrays:
         import cupy
 
         self.xp = cupy
-        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream, self.side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        self._beside: Any = None  # where the side stream stands, if the stream must wait for it
         self.pool = cupy.cuda.MemoryPool()
         self._active = False
         self._workspaces: dict[tuple, list[Array]] = {}
@@ -95,6 +96,25 @@ class CudaArrays:
         finally:
             graph = self.stream.end_capture()
         return graph
+
+    def beside(self, call: Callable[[], Array]) -> Array:
+        """A call's result, made beside what follows on the stream, until `rejoin`."""
+        self.side.wait_event(self._point(self.stream))
+        with self.side:
+            result = call()
+        self._beside = self._point(self.side)
+        return result
+
+    def rejoin(self) -> None:
+        """What follows sees what was made beside."""
+        if self._beside is not None:
+            self.stream.wait_event(self._beside)
+            self._beside = None
+
+    def _point(self, stream: Any) -> Any:
+        event = self.xp.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
 
     def launch(self, graph: Any) -> None:
         graph.launch(self.stream)

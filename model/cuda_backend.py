@@ -135,7 +135,10 @@ class CudaBackend(CudaArrays):
         rows, picks = experts.shape
         space = moe_int4.workspace(rows, picks, gate_up, down, self._flat)
         given = (x, experts, weights, gate_up, down, base)
-        return moe_int4.moe_int4(*given, workspace=space, out=self.empty(x.shape))
+        out = self.empty(x.shape)
+        moe_int4.moe_int4(*given, before_base=self.rejoin, workspace=space, out=out)
+        self.rejoin()  # also where there was nothing to do
+        return out
 
     def tree_attention(
         self, q, pages, scratch, page_table, starts, paths, sizes, scale: float, latent: int

@@ -114,10 +114,10 @@ class Target:
         if isinstance(mlp, DenseMlp):
             return self.comm.all_reduce(self.swiglu_mlp(mlp, h))
         c = self.config
+        shared = ops.beside(lambda: self.swiglu_mlp(mlp.shared, h))
         experts, weights = ops.router(
             h, mlp.gate, mlp.bias, c.num_experts_per_tok, c.routed_scaling_factor
         )
-        shared = self.swiglu_mlp(mlp.shared, h)
         return self.comm.all_reduce(
             ops.moe_int4(h, experts, weights, mlp.gate_up, mlp.down, base=shared)
         )
