@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from bench.bench_rope import table
 from bench.cases import cases
 from ddtree_numba.kernels.norm_rope_append import norm_rope_append
-from ddtree_numba.kernels.rope import rope_table
 from ddtree_numba.spec import norm_rope_append as spec
 from ddtree_numba.spec.numerics import BF16
 
@@ -21,11 +21,6 @@ def inputs(case, rng):
 
 def expected(q, **given):
     q[...] = spec.norm_rope_append(**given)
-
-
-def table(given):
-    longest = int(given["positions"].max(initial=0)) + 1
-    return dict(table=rope_table(longest, given["inv_freq"], given["amplitude"]))
 
 
 def launch(q, inv_freq, amplitude, *, stream, **given):

@@ -16,6 +16,8 @@ from numba import cuda, float32, int32, int64, uint32
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, read, require, write
 from ddtree_numba.kernels.launch import Kernel, kernel
+from ddtree_numba.kernels.rope import make_turn
+from ddtree_numba.kernels.vector import WIDTH
 from ddtree_numba.spec.numerics import BF16
 
 WARP = 32
@@ -42,13 +44,17 @@ def fetch_tokens(x, place, here, ins, b):
 
 
 @cache
-def make(slices: int) -> Kernel:
+def make(slices: int, turned: int = 0) -> Kernel:
+    """turned: columns behind those of the product that further blocks rotate; see `absorb_rope`."""
     threads = WARP * slices
+    pieces = turned // WIDTH
+    lines = threads // max(pieces, 1)
+    turn = make_turn(bf16, turned) if turned else None
     cells = 2 * slices * CELLS
 
     @kernel(
         threads=threads,
-        name=f"absorb_{slices}",
+        name=f"absorb_{slices}" + f"_rope_{turned}" * (turned > 0),
         registers=160,
         opcodes=("HMMA.16816.F32.BF16", "LDG.E.128", "PRMT"),
         shared_bytes=4 * cells,
@@ -67,7 +73,23 @@ def make(slices: int) -> Kernel:
         ins: int32,
         outs: int32,
         each: int32,
+        positions: read(int32),
+        table: read(float32),
+        known: int32,
     ):
+        if turned:
+            block = int32(cuda.blockIdx.x - (outs + SIDE - 1) // SIDE)
+            if block >= 0:
+                line, piece = cuda.threadIdx.x // pieces, cuda.threadIdx.x % pieces
+                row = block * lines + line
+                token = int64(cuda.blockIdx.z) * each + row
+                ptx.wait_for_previous()
+                ptx.launch_next()
+                if line < lines and row < each and token < tokens:
+                    at = token * x_token + cuda.blockIdx.y * x_head + ins + piece * WIDTH
+                    to = token * out_token + cuda.blockIdx.y * out_head + outs + piece * WIDTH
+                    turn(x, at, positions, token, table, known, piece * WIDTH // 2, out, to)
+                return
         shared = cuda.shared.array(0, float32)
         base = ptx.shared_address(shared)
         lane, part = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
@@ -151,26 +173,37 @@ def steps_of(name: str, array) -> tuple[int, int]:
     return token, head
 
 
-def absorb(x, weight, *, out, stream=None):
-    """out[t, h] = x[t, h] times weight[h]; returns out. Rows of x and out may lie apart."""
+def shape_of(weight) -> tuple[int, int, int]:
+    """heads, ins, outs of a weight that the kernel takes."""
     heads, ins, outs = weight.shape
-    tokens = x.shape[0]
     require("weight", weight, (heads, ins, outs), BF16)
-    if tuple(x.shape[1:]) != (heads, ins) or tuple(out.shape) != (tokens, heads, outs):
-        raise ValueError(f"weight {weight.shape} does not fit x {x.shape} and out {out.shape}")
     if ins % 8 or outs % 8 or not 0 < ins <= SIDE * SLICES:
         most = SIDE * SLICES
         raise ValueError(f"weight {weight.shape}: expected multiples of 8, at most {most} in")
-    each = FEW if tokens <= 8 * FEW else MANY
+    return heads, ins, outs
+
+
+def tokens_each(tokens: int) -> int:
+    """Tokens of a block."""
+    return FEW if tokens <= 8 * FEW else MANY
+
+
+def absorb(x, weight, *, out, stream=None):
+    """out[t, h] = x[t, h] times weight[h]; returns out. Rows of x and out may lie apart."""
+    heads, ins, outs = shape_of(weight)
+    tokens = x.shape[0]
+    if tuple(x.shape[1:]) != (heads, ins) or tuple(out.shape) != (tokens, heads, outs):
+        raise ValueError(f"weight {weight.shape} does not fit x {x.shape} and out {out.shape}")
+    each = tokens_each(tokens)
     make(-(-ins // SIDE)).launch(
         (-(-outs // SIDE), heads, -(-tokens // each)),
         *(x, *steps_of("x", x), weight, out, *steps_of("out", out)),
-        *(tokens, ins, outs, each),
+        *(tokens, ins, outs, each, None, None, 0),
         stream=stream,
     )
     return out
 
 
 def instances() -> list[Kernel]:
-    """Queries and outputs of K2.6, both of the embedded model."""
-    return [make(slices) for slices in (2, 8, 1)]
+    """Outputs of K2.6 and of the embedded model; queries, without and with their rotation."""
+    return [make(slices) for slices in (2, 8, 1)] + [make(2, 64), make(1, 16)]

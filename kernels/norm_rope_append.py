@@ -17,7 +17,7 @@ from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, element_of, read, require, rows_of, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.rms_norm import WARP, shape_of, warp_sum
-from ddtree_numba.kernels.rope import NAN
+from ddtree_numba.kernels.rope import make_turn
 from ddtree_numba.kernels.vector import WIDTH, WORDS8, fetch8, store8, widen8
 
 PAIRS = WIDTH // 2  # of a lane that rotates
@@ -30,6 +30,7 @@ def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
     q_terms, kv_terms = np.float32(q_width), np.float32(kv_width)
     words = WORDS8[element]
     count = each * words
+    turn = make_turn(element, rope_width)
     fetch, widen, store = fetch8[element], widen8[element], store8[element]
 
     @kernel(
@@ -105,24 +106,9 @@ def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
         else:
             pair = (cuda.threadIdx.x & 31) * PAIRS
             if pair < half:
-                cos = cuda.local.array(PAIRS, float32)
-                sin = cuda.local.array(PAIRS, float32)
-                fetch(joint, row * joint_row + q_width + kv_width + 2 * pair, xs, 0)
-                position = positions[row]
-                if position >= 0 and position < known:
-                    at = int64(position) * rope_width + pair
-                    cos[0], cos[1], cos[2], cos[3] = ptx.ldg4_f(table, at)
-                    sin[0], sin[1], sin[2], sin[3] = ptx.ldg4_f(table, at + half)
-                else:
-                    for k in range(PAIRS):
-                        cos[k] = NAN
-                        sin[k] = NAN
-                widen(xs, 0, values, 0)
-                for k in range(PAIRS):
-                    a, b = values[2 * k], values[2 * k + 1]
-                    values[2 * k] = a * cos[k] - b * sin[k]
-                    values[2 * k + 1] = a * sin[k] + b * cos[k]
-                store(scratch, to + kv_width + 2 * pair, values, 0)
+                at = row * joint_row + q_width + kv_width + 2 * pair
+                to += kv_width + 2 * pair
+                turn(joint, at, positions, row, table, known, pair, scratch, to)
 
     return norm_rope_append_kernel
 

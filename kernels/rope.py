@@ -43,6 +43,41 @@ def rope_table(positions: int, inv_freq: np.ndarray, amplitude: float = 1.0) -> 
 
 
 @cache
+def make_turn(element, d: int):
+    """A device function: turn(x, at, positions, token, table, known, pair, y, to).
+
+    Turns four interleaved pairs of a row of d from x[at] into y[to]; pair is the first of them.
+    """
+    half, words, pairs = d // 2, WORDS8[element], WIDTH // 2
+    fetch, widen, store = fetch8[element], widen8[element], store8[element]
+
+    @cuda.jit(device=True, inline="always")
+    def turn(x, at, positions, token, table, known, pair, y, to):
+        raw = cuda.local.array(words, uint32)
+        values = cuda.local.array(WIDTH, float32)
+        cos = cuda.local.array(pairs, float32)
+        sin = cuda.local.array(pairs, float32)
+        fetch(x, at, raw, 0)
+        position = positions[token]
+        if position >= 0 and position < known:
+            angles = int64(position) * d + pair
+            cos[0], cos[1], cos[2], cos[3] = ptx.ldg4_f(table, angles)
+            sin[0], sin[1], sin[2], sin[3] = ptx.ldg4_f(table, angles + half)
+        else:
+            for k in range(pairs):
+                cos[k] = NAN
+                sin[k] = NAN
+        widen(raw, 0, values, 0)
+        for k in range(pairs):
+            a, b = values[2 * k], values[2 * k + 1]
+            values[2 * k] = a * cos[k] - b * sin[k]
+            values[2 * k + 1] = a * sin[k] + b * cos[k]
+        store(y, to, values, 0)
+
+    return turn
+
+
+@cache
 def make(element, d: int, interleaved: bool, heads_each: int) -> Kernel:
     half = d // 2
     pairs = WIDTH // 2 if interleaved else WIDTH  # of a thread and a head

@@ -9,6 +9,7 @@ import numpy as np
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.model.loader import place_numpy
 from ddtree_numba.spec.absorb import absorb
+from ddtree_numba.spec.absorb_rope import absorb_rope
 from ddtree_numba.spec.cache_commit import cache_commit
 from ddtree_numba.spec.draft_attention import draft_attention
 from ddtree_numba.spec.draft_topk import draft_topk
@@ -45,6 +46,8 @@ class NumpyBackend:
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         self.dtype = DTYPES[dtype]
+        self.absorb = absorb
+        self.absorb_rope = absorb_rope
         self.cache_commit = cache_commit
         self.draft_attention = draft_attention
         self.draft_topk = draft_topk
@@ -62,11 +65,12 @@ class NumpyBackend:
         self.tree_prefix = Tree.prefix
         self.verify_input = VerifyInput.of_tree
 
-    def absorb(self, x: np.ndarray, weight: np.ndarray, out: np.ndarray | None = None):
-        return _into(out, absorb(x, weight))
-
     def rope(self, *args: Any, out: np.ndarray | None = None, **options: Any) -> np.ndarray:
-        return _into(out, rope(*args, **options))
+        turned = rope(*args, **options)
+        if out is None:
+            return turned
+        out[...] = turned
+        return out
 
     def next_tokens(
         self,
@@ -161,10 +165,3 @@ class NumpyBackend:
         """rows[R,N,W] along each path -> [R,D,W]; beyond a path's end any row."""
         path = np.maximum(nodes[:, : counts.max()], 0)
         return rows[np.arange(len(rows))[:, None], path]
-
-
-def _into(out: np.ndarray | None, result: np.ndarray) -> np.ndarray:
-    if out is None:
-        return result
-    out[...] = result
-    return out

@@ -9,6 +9,7 @@ import numpy as np
 
 from ddtree_numba.kernels import (
     absorb,
+    absorb_rope,
     cache_commit,
     draft_attention,
     draft_topk,
@@ -122,9 +123,13 @@ class CudaBackend(CudaArrays):
         out = self.empty((len(x), len(weight) // 2))
         return linear_swiglu.linear_swiglu(x, weight, workspace=space, out=out)
 
-    def absorb(self, x, weight, out=None):
-        out = self.empty((*x.shape[:2], weight.shape[-1])) if out is None else out
-        return absorb.absorb(x, weight, out=out)
+    def absorb(self, x, weight):
+        return absorb.absorb(x, weight, out=self.empty((*x.shape[:2], weight.shape[-1])))
+
+    def absorb_rope(self, q, weight, positions, inv_freq, amplitude=1.0):
+        table = self._rope_table(inv_freq, amplitude)
+        out = self.empty((*q.shape[:2], weight.shape[-1] + table.shape[-1]))
+        return absorb_rope.absorb_rope(q, weight, positions, table, out=out)
 
     def router(self, h, gate, bias, k: int, scaling: float):
         out = self.empty((len(h), k), np.int32), self.empty((len(h), k), F32)

@@ -84,10 +84,8 @@ class Target:
 
         q = ops.linear(q_a, layer.q_b)
         q = q.reshape(len(h), self.heads, -1)  # [T, heads, nope + rope]
-        query = ops.empty((len(h), self.heads, scratch.shape[-1]))  # [T, heads, latent + rope]
-        ops.absorb(q[..., : c.qk_nope_head_dim], layer.w_uk, out=query[..., : c.kv_lora_rank])
-        self.rotate(q[..., c.qk_nope_head_dim :], positions, out=query[..., c.kv_lora_rank :])
-
+        turning = positions, self.inv_freq, self.amplitude
+        query = ops.absorb_rope(q, layer.w_uk, *turning)  # [T, heads, latent + rope]
         out = ops.tree_attention(
             query.reshape(requests, nodes, self.heads, -1),
             cache.pages[index],
@@ -101,12 +99,6 @@ class Target:
         )
         value = ops.absorb(out.reshape(len(h), self.heads, -1), layer.w_uv)  # [T, heads, v]
         return self.comm.all_reduce(ops.linear(value.reshape(len(h), -1), layer.o))
-
-    def rotate(
-        self, x: np.ndarray, positions: np.ndarray, out: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Rotary embedding of [T, ..., rope] in interleaved pairs."""
-        return self.ops.rope(x, positions, self.inv_freq, amplitude=self.amplitude, out=out)
 
     def mlp(self, mlp: DenseMlp | MoeMlp, h: np.ndarray) -> np.ndarray:
         """SwiGLU, dense or routed; routed and shared experts are summed before the ranks are."""

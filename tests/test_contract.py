@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 OPERATIONS = [
     *("draft_topk", "tree_build", "tree_links", "tree_mask", "tree_accept"),
     *("cache_commit", "next_token", "round_advance"),
-    *("embed", "rms_norm", "rope", "linear", "absorb", "kv_append", "norm_rope_append"),
-    *("tree_attention", "router", "moe_int4", "swiglu", "linear_swiglu", "all_reduce"),
+    *("embed", "rms_norm", "rope", "linear", "absorb", "kv_append", "tree_attention", "router"),
+    *("moe_int4", "swiglu", "all_reduce"),
+    *("norm_rope_append", "absorb_rope", "linear_swiglu"),  # composed of those
     "draft_attention",
 ]
 SHARED = {"numerics", "noise"}  # modules of spec/ that are no operations
