@@ -47,7 +47,10 @@ def make(width: int, latent: int, units: int) -> Kernel:
     def source_of(
         list_at, i, p, pages, scratch, page_table, paths, nodes, parts, depths, table_width
     ):
-        """The key at p for piece i; behind the last position that it sees, that one's."""
+        """The key at p for piece i, and whether it lies in a page.
+
+        Behind the last position that the piece sees, it is that one's.
+        """
         r, unit, _ = owner_of(list_at, i)
         _, last, _, start = span_of(list_at, i)
         p = min(p, last)
@@ -59,7 +62,7 @@ def make(width: int, latent: int, units: int) -> Kernel:
             node = r * nodes + ptx.divide(unit, parts)
             node = r * nodes + paths[node * depths + over]
             key = ptx.at(scratch, node * width)
-        return key
+        return key, over < 0
 
     @cuda.jit(device=True, inline="always")
     def copy(to, key, piece, begin, end):
@@ -113,8 +116,7 @@ def make(width: int, latent: int, units: int) -> Kernel:
         total = cuda.local.array(units, float32)
         x = cuda.local.array(units, float32)
         high = cuda.local.array(units, float32)
-        ptx.wait_for_previous()
-        ptx.launch_next()
+        # What the plan and earlier rounds wrote is older than the launch before: no wait for it.
         begin, behind = int32(ranges[cuda.blockIdx.x]), int32(ranges[cuda.blockIdx.x + 1])
         while begin < behind:
             end = min(int32(behind - begin), int32(WINDOW))
@@ -123,7 +125,7 @@ def make(width: int, latent: int, units: int) -> Kernel:
                 ptx.sts1(list_at + 4 * k, items[begin * ITEM + k])
                 k += THREADS
             cuda.syncthreads()
-            key = source_of(
+            key, committed = source_of(
                 list_at,
                 0,
                 first_of(list_at, 0) + row_of,
@@ -136,7 +138,13 @@ def make(width: int, latent: int, units: int) -> Kernel:
                 depths,
                 table_width,
             )
-            copy(to, ptx.at(key, piece * 8), piece, 0, copies)
+            key = ptx.at(key, piece * 8)
+            if committed:
+                copy(to, key, piece, 0, copies)
+            ptx.wait_for_previous()
+            ptx.launch_next()
+            if not committed:
+                copy(to, key, piece, 0, copies)
             i, tile = int32(0), int32(0)
             while i < end:
                 if i == 0 or not same_owner(list_at, i):
@@ -168,7 +176,7 @@ def make(width: int, latent: int, units: int) -> Kernel:
                     if more:
                         if left == 0:
                             there = first_of(list_at, ahead)
-                        key = source_of(
+                        key, _ = source_of(
                             list_at,
                             ahead,
                             there + row_of,
@@ -208,5 +216,6 @@ def make(width: int, latent: int, units: int) -> Kernel:
             cuda.syncthreads()
             begin = int32(begin + end)
             behind = int32(ranges[cuda.blockIdx.x + 1])  # again: registers are full
+        ptx.wait_for_previous()  # blocks without pieces too: the grid ends after the one before
 
     return partial_kernel

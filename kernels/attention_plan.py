@@ -11,12 +11,16 @@ split, committed positions of the request. Pieces of a request lie in one order,
 tails last, and block b does items[ranges[b] : ranges[b + 1]]: a block is filled until the next
 piece would take it over a capacity, the least of CANDIDATES that needs no more blocks than there
 are. Only the schedule depends on that, on estimated times; the bits of a result do not.
+
+Partials read the plan ahead of their wait for the kernel before: it must be older than that one,
+which `plan_ends` behind it sees to.
 """
 
 from functools import cache
 
 from numba import cuda, int32
 
+from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import read, update
 from ddtree_numba.kernels.attention_splits import BEFORE1, BEFORE2, CHUNK, split_of, split_start
 from ddtree_numba.kernels.launch import Kernel, kernel
@@ -158,3 +162,11 @@ def make(units: int, parts: int) -> Kernel:
             pass_ += 1
 
     return plan_kernel
+
+
+@kernel(threads=32, name="attention_plan_ends", pdl=True)
+@cuda.jit
+def plan_ends(ranges: read(int32)):
+    """The plan is complete and seen by all when this lets the next kernel start."""
+    ptx.wait_for_previous()
+    ptx.launch_next()

@@ -105,6 +105,7 @@ def plan_attention(starts, paths, sizes, *, heads: int, positions: int, workspac
         workspace.ranges,
         stream=stream,
     )
+    attention_plan.plan_ends.launch(1, workspace.ranges, stream=stream)
     return workspace
 
 
@@ -209,4 +210,5 @@ def instances() -> list[Kernel]:
         for units in UNITS
     ]
     made += [attention_merge.make(latent, span) for latent in (512, 64) for span in (1, SPAN)]
-    return made + [attention_plan.make(each, 1) for each in (0, 2, 3, 4)]
+    plans = [attention_plan.make(each, 1) for each in (0, 2, 3, 4, 5)]
+    return made + plans + [attention_plan.plan_ends]
