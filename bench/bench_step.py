@@ -27,6 +27,7 @@ from bench.step_time import Clock
 from ddtree_numba import verbs
 from ddtree_numba.model.config import CheckpointError
 from ddtree_numba.model.rank import Ranks
+from ddtree_numba.model.weights import MoeMlp
 from ddtree_numba.spec.next_token import SamplingParams
 
 TOKENS, CONTEXTS = (1, 5, 9, 17, 33, 65), (1024, 8192, 32768, 131072)
@@ -73,13 +74,13 @@ class Step:
             batch = ops.verify_input(state.tree, state.starts, state.page_table)
             return ranks.verify(batch, many)
 
-        with ops.active(), step_routing.routed(ops) as picked:
+        with ops.active():
             reset()
             verbs.draft(state, ranks, plan)
             verbs.build(state, ranks, plan)
             assert np.isfinite(ops.host(forward())).all()
-            chosen = [ops.host(experts) for experts, _ in picked]
         found = self.clock.kernels(forward) if kernels else []
+        chosen = [ops.router.experts(tokens, layer) for layer in range(ops.router.layers)]
         used, overlap = step_routing.statistics(chosen) if chosen else (0.0, float("nan"))
         expected = step_routing.distinct(self.share, tokens)
         config, tp = rank.target.config, rank.target.comm.world
@@ -164,7 +165,9 @@ def run(options: argparse.Namespace, ops: Any, rates: step_floor.Rates, show: Ca
     if not 1 <= min(options.tokens) <= nodes <= verbs.CANDIDATES + 1:
         raise ValueError(f"--tokens must be from 1 to {verbs.CANDIDATES + 1}")
     begin = time.perf_counter()
-    ranks, pages = build(ops, config, drafter, options.tp, most, nodes, bias)
+    ranks, pages = build(ops, config, drafter, options.tp, most, nodes)
+    routed = sum(isinstance(layer.mlp, MoeMlp) for layer in ranks.ranks[0].target.weights.layers)
+    ops.router = step_routing.Drawn(ops, routed, picks, bias)
     ops.finish()
     show(f"rank built in {time.perf_counter() - begin:.1f} s")
     step = Step(ranks, pages, share, Clock(ops, options.rounds))

@@ -10,7 +10,7 @@ which tensors repeat, each from where the last one ended.
 | embedding  | normal                                                                      |
 | experts    | every nibble as likely; scales so that weights have variance 1 / columns    |
 | norms      | 1                                                                           |
-| correction | of the routers: 0, or what a stated overlap needs (`step_routing.py`)       |
+| correction | of the routers: 0; experts are drawn (`step_routing.py`)                     |
 | cache      | normal, as normed latents are                                               |
 """
 
@@ -81,15 +81,13 @@ class Block:
 
 
 class RandomWeights:
-    """A `loader.Source` of one rank's fields; `bias` is the routers' correction [E] or None."""
+    """A `loader.Source` of one rank's fields."""
 
-    def __init__(
-        self, pieces: Iterable[Piece], world: int, ops: Any, bias: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, pieces: Iterable[Piece], world: int, ops: Any) -> None:
         self.fields: dict[str, list[Piece]] = {}
         for piece in pieces:
             self.fields.setdefault(piece.field, []).append(piece)
-        self.world, self.ops, self.bias = world, ops, bias
+        self.world, self.ops = world, ops
         self.place = ops.place
         self.rng = np.random.default_rng(20260612)
         self.blocks: dict[tuple, Block] = {}
@@ -110,8 +108,7 @@ class RandomWeights:
     def dense(self, field: str) -> Any:
         shape = self.shape(field)[1:]
         if field.endswith("bias"):
-            bias = np.zeros(shape, F32) if self.bias is None else self.rng.permutation(self.bias)
-            return self.place(bias.astype(F32), field)
+            return self.place(np.zeros(shape, F32), field)
         if len(shape) == 1:
             return self.place(np.ones(shape, BF16), field)
         with self.ops.active():
@@ -176,13 +173,12 @@ def build(
     tp: int,
     positions: int,
     nodes: int,
-    bias: np.ndarray | None = None,
 ) -> tuple[Ranks, np.ndarray]:
     """Rank 0 of tp, and the pages [1,M] of a request of so many positions, which hold rows.
 
     Pages lie in no order. Rope tables and cache reach `SPARE` positions beyond context and tree.
     """
-    weights = RandomWeights(target_pieces(config), tp, ops, bias)
+    weights = RandomWeights(target_pieces(config), tp, ops)
     target = target_weights(weights, config)
     draft_source = RandomWeights(drafter_pieces(drafter), tp, ops)
     draft_source.blocks = weights.blocks

@@ -1,13 +1,13 @@
-"""Which experts rows ask for: evenly, or with a stated overlap; and what they did ask for.
+"""Which experts rows ask for: evenly, or with a stated overlap.
 
-Two rows overlap by the share of a row's experts that the other picks too: k / E where all experts
-are as likely, 2.1 % of K2.6's. More overlap comes from experts of unequal popularity: the router's
-correction gets the quantiles of a normal distribution, in another order each layer, times a factor
-that gives the overlap. The gates themselves stay random, and rows stay independent.
+Random weights route badly: deep in such a model rows have become alike, and all ask for the same
+experts. So the router runs, and its weights count, but experts are drawn, for every layer and row
+by itself: the greatest of independent gates, as the router would. Two rows overlap by the share of
+a row's experts that the other picks too: k / E where all experts are as likely, 2.1 % of K2.6's.
+More overlap comes from experts of unequal popularity: the quantiles of a normal distribution, in
+another order each layer, times a factor that gives the overlap, are added to the scores.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import combinations
 from statistics import NormalDist
 from typing import Any
@@ -55,21 +55,29 @@ def distinct(share: np.ndarray, rows: int) -> float:
     return float((1 - (1 - share) ** rows).sum())
 
 
-@contextmanager
-def routed(ops: Any) -> Iterator[list]:
-    """The experts [T,k] of every layer that runs inside; arrays stay as they were returned."""
-    seen: list = []
-    router = ops.router
+class Drawn:
+    """Stands for a backend's router: gives drawn experts, [rows, k] of each layer in turn."""
 
-    def note(*arguments: Any) -> Any:
-        seen.append(router(*arguments))
-        return seen[-1]
+    def __init__(self, ops: Any, layers: int, picks: int, bias: np.ndarray) -> None:
+        self.ops, self.router = ops, ops.router
+        self.layers, self.picks, self.bias = layers, picks, bias
+        self.calls: dict[int, int] = {}
+        self.placed: dict[tuple[int, int], Any] = {}
 
-    ops.router = note
-    try:
-        yield seen
-    finally:
-        ops.router = router
+    def experts(self, rows: int, layer: int) -> np.ndarray:
+        rng = np.random.default_rng((rows, layer))
+        gates = rng.standard_normal((rows, len(self.bias)))
+        scores = 1 / (1 + np.exp(-gates)) + rng.permutation(self.bias)
+        return np.argsort(-scores, axis=1)[:, : self.picks].astype(np.int32)
+
+    def __call__(self, h: Any, *arguments: Any) -> tuple[Any, Any]:
+        _, weights = self.router(h, *arguments)
+        rows = len(h)
+        layer = self.calls.get(rows, 0)
+        self.calls[rows] = (layer + 1) % self.layers
+        if (rows, layer) not in self.placed:  # not while a graph is captured: calls run once before
+            self.placed[rows, layer] = self.ops.array(self.experts(rows, layer))
+        return self.placed[rows, layer], weights
 
 
 def statistics(picked: list[np.ndarray]) -> tuple[float, float]:

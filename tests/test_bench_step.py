@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from ddtree_numba.model.loader import load_drafter, load_target
 from ddtree_numba.model.names import target_pieces
 from ddtree_numba.model.plan import plan
 from ddtree_numba.spec.numerics import BF16, Int4Matrix
-from ddtree_numba.spec.router import router
 from tests import fake_cupy
 
 H200 = 4.8e12, 989e12  # nominal
@@ -108,14 +108,18 @@ def test_a_block_is_repeated_from_where_it_ended():
 
 
 @pytest.mark.parametrize("wanted", [None, 0.12, 0.26, 0.38])
-def test_routing_has_the_overlap_that_was_asked_for(wanted, rng):
-    experts, picks, width = 384, 8, 256
+def test_routing_has_the_overlap_that_was_asked_for(wanted):
+    experts, picks = 384, 8
     bias, share = step_routing.correction(experts, picks, wanted)
     assert share.sum() == pytest.approx(picks)
-    h = rng.standard_normal((9 * 16, width), np.float32).astype(BF16)
-    gate = (rng.standard_normal((experts, width), np.float32) / 16).astype(BF16)
-    picked, _ = router(h, gate, rng.permutation(bias).astype(np.float32), picks, 1.0)
-    used, overlap = step_routing.statistics(list(picked.reshape(16, 9, picks)))
+    weights = np.full((9, picks), 0.125, np.float32)
+    ops = SimpleNamespace(router=lambda *given: (None, weights), array=lambda host: host)
+    drawn = step_routing.Drawn(ops, 16, picks, bias)
+    given = [drawn(np.zeros((9, 4))) for _ in range(32)]
+    picked = [experts for experts, _ in given]
+    assert all(one is weights for _, one in given)
+    assert all(a is b for a, b in zip(picked[:16], picked[16:], strict=True)), "layer by layer"
+    used, overlap = step_routing.statistics(picked[:16])
     assert overlap == pytest.approx(wanted or picks / experts, rel=0.15, abs=0.005)
     assert used == pytest.approx(step_routing.distinct(share, 9), rel=0.05)
 
