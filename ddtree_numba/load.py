@@ -1,5 +1,6 @@
 """From a checkpoint folder to ranks that can run; here backend and rank count are chosen."""
 
+import ctypes
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from ddtree_numba.tokenizer import Tokenizer
 EMBEDDED = Path(__file__).parent / "tiny"
 BACKENDS = ("auto", "numpy", "cuda")
 CUDA_DOES = ("bfloat16", 1)  # dtype, number of ranks
+CUDA_BLOCK_ROWS = 128  # of a drafter's block, those of all heads that share a key head
 
 
 @dataclass
@@ -65,14 +67,29 @@ class Loaded:
         return Ranks(ranks, group)
 
 
+def has_driver() -> bool:
+    """Whether a machine is worth a try with cuda, before anything of it is imported."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def choose_backend(backend: str, dtype: str, tp: int) -> Backend:
-    """The operations to run on. `auto` is numpy until cuda has passed the whole suite on a GPU.
+    """The operations to run on. `auto` is cuda where it can run, else numpy.
 
     ValueError, in one line, for a backend that is unknown or cannot run here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    if backend != "cuda":
+    if backend == "auto":
+        try:
+            wanted = (dtype, tp) == CUDA_DOES and has_driver()
+            return choose_backend("cuda" if wanted else "numpy", dtype, tp)
+        except ValueError:  # no packages, no device, or too old a driver
+            return NumpyBackend(dtype)
+    if backend == "numpy":
         return NumpyBackend(dtype)
     if (dtype, tp) != CUDA_DOES:
         raise ValueError(
@@ -86,6 +103,17 @@ def choose_backend(backend: str, dtype: str, tp: int) -> Backend:
         missing = isinstance(error, ImportError)
         advice = "; install the extra cu13: pip install '.[cu13]'" if missing else ""
         raise ValueError(f"backend 'cuda': {error}{advice}") from None
+
+
+def check_block(drafter: DrafterConfig) -> None:
+    """CheckpointError if the drafter's block has more rows than cuda's attention takes."""
+    shared = drafter.num_attention_heads // drafter.num_key_value_heads
+    most = CUDA_BLOCK_ROWS // shared
+    if drafter.block_size > most:
+        raise CheckpointError(
+            f"drafter block_size {drafter.block_size}: backend 'cuda' takes up to {most} with"
+            f" {shared} heads to a key head; use 'numpy'"
+        )
 
 
 def drafter_folder(folder: Path, drafter: str | Path | None) -> Path | None:
@@ -121,6 +149,8 @@ def load_checkpoint(
     if drafter_config is not None:
         check_pair(config, drafter_config)
     check_tp(config, tp, drafter_config)
+    if ops.name == "cuda" and drafter_config is not None:
+        check_block(drafter_config)
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size < config.vocab_size:
         raise CheckpointError(

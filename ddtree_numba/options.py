@@ -84,7 +84,7 @@ def build_parser() -> Parser:
     add(
         "--backend",
         choices=("auto", "numpy", "cuda"),
-        help="cuda needs a GPU (default: auto, which is numpy)",
+        help="default: auto, which is cuda where there is a GPU for it, else numpy",
     )
     add(
         "--tp",

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,8 +38,41 @@ def test_s31_a_drafter_of_another_size_is_refused(copy):
         Engine.load(copy)
 
 
-def test_backend_auto_is_numpy():
-    assert load.choose_backend("auto", "float32", 2).name == "numpy"
+@pytest.mark.parametrize(
+    "driver, dtype, tp, wanted",
+    [
+        (True, "bfloat16", 1, "cuda"),
+        (False, "bfloat16", 1, "numpy"),
+        (True, "float32", 1, "numpy"),
+        (True, "bfloat16", 2, "numpy"),
+    ],
+)
+def test_backend_auto_is_cuda_where_it_can_run(driver, dtype, tp, wanted, monkeypatch):
+    cuda = SimpleNamespace(CudaBackend=lambda: SimpleNamespace(name="cuda"))
+    monkeypatch.setitem(sys.modules, "ddtree_numba.model.cuda_backend", cuda)
+    monkeypatch.setattr(load, "has_driver", lambda: driver)
+    assert load.choose_backend("auto", dtype, tp).name == wanted
+
+
+def test_backend_auto_is_numpy_without_a_device(monkeypatch):
+    def none():
+        raise RuntimeError("no NVIDIA device is visible")
+
+    cuda = SimpleNamespace(CudaBackend=none)
+    monkeypatch.setitem(sys.modules, "ddtree_numba.model.cuda_backend", cuda)
+    monkeypatch.setattr(load, "has_driver", lambda: True)
+    assert load.choose_backend("auto", "bfloat16", 1).name == "numpy"
+    with pytest.raises(ValueError, match="backend 'cuda': no NVIDIA device is visible"):
+        load.choose_backend("cuda", "bfloat16", 1)
+
+
+@pytest.mark.parametrize("block, refused", [(16, False), (17, True)])
+def test_a_block_that_cuda_cannot_take_is_refused(block, refused):
+    drafter = SimpleNamespace(num_attention_heads=64, num_key_value_heads=8, block_size=block)
+    if not refused:
+        return load.check_block(drafter)
+    with pytest.raises(CheckpointError, match="block_size 17: backend 'cuda' takes up to 16"):
+        load.check_block(drafter)
 
 
 @pytest.mark.parametrize("dtype, tp", [("float32", 1), ("bfloat16", 2)])
