@@ -77,11 +77,6 @@ copy16_part = op("cp.async.cg.shared.global", "[s], [g], 16, r")
 copy_commit = op("cp.async.commit_group")
 copy_wait = op("cp.async.wait_group", "n")  # all but the latest n groups of this thread are there
 
-# Barriers in shared memory, 8 bytes: a phase of parity 0, 1, 0, .. ends with the count of arrivals.
-mbarrier_init = op("mbarrier.init.shared.b64", "[s], r")
-copy_arrive = op("cp.async.mbarrier.arrive.noinc.shared.b64", "[s]")  # once my copies are there
-mbarrier_passed = op("mbarrier.test_wait.parity.shared.b64", "p = [s], r")
-
 # Tensor cores: D[16, 8] = A[16, 16] B[16, 8] + C, bfloat16 operands, float32 sums.
 mma = op("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "{ffff} = {rrrr}, {rr}, {ffff}")
 
@@ -139,9 +134,6 @@ globaltimer = op("mov.u64", "l = %globaltimer")
 
 # Barrier `n` of 1 to 15 for the given number of threads; barrier 0 is cuda.syncthreads().
 bar_sync = op("bar.sync", "n, r")
-# The same with its number in a register: wait there, or be counted and go on.
-bar_wait = op("bar.sync", "r, r")
-bar_arrive = op("bar.arrive", "r, r")
 
 # Programmatic dependent launch (sm_90): wait for the kernels before, let the next one start.
 wait_for_previous = op("griddepcontrol.wait")

@@ -131,9 +131,6 @@ class Block:
         self.launch, self.position, self.shared = launch, position, shared
         shape = launch.shape
         self.arrays: dict[tuple, Any] = {}  # shared arrays by the call that made them
-        # who was counted at a barrier without waiting: (count, thread, clock of its warp then)
-        self.arrivals: dict[int, list[tuple[int, Thread, list[int]]]] = {}
-        self.phases: dict[int, Any] = {}  # barriers in shared memory, by address
         size = shape.x * shape.y * shape.z
         count = -(-size // WARP)
         self.warps = [Warp(i, [0] * count) for i in range(count)]
@@ -233,24 +230,18 @@ class Block:
                 if other.count != first.count or (number == 0 and other.site != first.site):
                     where = f"thread {thread.index} waits in line {other.site.line}"
                     raise self.fault(group[0], f"divergent barrier: {where}")
-            counted = self.arrivals.get(number, [])
-            for count, thread, _ in counted:
-                if count != first.count:
-                    raise self.fault(group[0], f"thread {thread.index} arrived for {count} threads")
-            if len(group) + len(counted) == first.count:
+            if len(group) == first.count:
                 given = [thread.waits.given for thread in group]
-                clocks = [clock for _, _, clock in self.arrivals.pop(number, [])]
-                self._synchronise({thread.warp.index for thread in group}, clocks)
+                self._synchronise({thread.warp.index for thread in group})
                 for thread in group:
                     thread.result, thread.waits = given, RUNNING
                 ready += group
         return ready
 
-    def _synchronise(self, members: set[int], arrived: list[list[int]]) -> None:
-        """All members know what each of them, and who arrived, has done so far."""
+    def _synchronise(self, members: set[int]) -> None:
+        """All members know what each of them has done so far."""
         warps = [self.warps[i] for i in members]
-        clocks = [*(warp.clock for warp in warps), *arrived]
-        known = [max(column) for column in zip(*clocks, strict=True)]
+        known = [max(column) for column in zip(*(warp.clock for warp in warps), strict=True)]
         for warp in warps:
             warp.clock = [count + (i in members) for i, count in enumerate(known)]
             warp.clock[warp.index] -= 1
