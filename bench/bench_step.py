@@ -192,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.backend == "numpy":
             from ddtree_numba.model.backend import NumpyBackend
 
+            show("numpy: a trial run, whose times and floors mean nothing")
             result = run(options, NumpyBackend(), (1e10, 1e10), show)
             print(json.dumps(result, indent=1), file=sys.stderr)
             return 0
