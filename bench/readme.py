@@ -24,8 +24,12 @@ KERNELS = (
     ("linear", "k26-T9"),
     ("linear", "k26_o-T9"),
     ("linear", "k26-T1024"),
-    ("absorb", "k26-T9"),
+    ("norm_rope_append", "k26-T9"),
+    ("absorb_rope", "k26-T9"),
+    ("linear_swiglu", "k26_shared-T9"),
     ("tree_attention", "k26-8k-N1"),
+    ("tree_attention", "k26-8k-N17"),
+    ("tree_attention", "k26-128k-N1"),
     ("router", "k26-T1"),
     ("router", "k26-T9"),
     ("moe_int4", "k26-T1"),
@@ -37,7 +41,6 @@ KERNELS = (
     ("swiglu", "k26-T1"),
     ("swiglu", "k26-T4096"),
     ("rope", "k26-T4096"),
-    ("kv_append", "k26-N4096"),
 )
 
 
@@ -65,7 +68,25 @@ def kernels() -> str:
     return "\n".join(["\n".join(lines), "", report.provenance(result) + "."])
 
 
-SECTIONS = {"budgets": budgets, "kernels": kernels}
+def step() -> str:
+    """The latest step of one rank at full size."""
+    files = report.RESULTS.glob("step-*.json")
+    result = max(map(json.loads, map(Path.read_text, files)), key=lambda one: one["date"])
+    lines = [
+        "| nodes | context | verify | floor | draft | whole round |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        times = {name: f"{1e3 * seconds:.2f} ms" for name, seconds in row["seconds"].items()}
+        floor = f"{1e3 * sum(row['floor'].values()):.2f} ms"
+        draft = times["draft"] if row["tokens"] > 1 else ""
+        figures = f"{times['verify']} | {floor} | {draft} | {times['round']}"
+        lines.append(f"| {row['tokens']} | {row['context']:,} | {figures} |")
+    memory = f"{result['memory']['used_bytes'] / 1e9:.1f} GB of memory"
+    return "\n".join(["\n".join(lines), "", f"{report.provenance(result)}; {memory}."])
+
+
+SECTIONS = {"budgets": budgets, "kernels": kernels, "step": step}
 
 
 def filled(text: str) -> str:

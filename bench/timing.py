@@ -67,7 +67,9 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
             f.name: mapped(function, getattr(value, f.name)) for f in dataclasses.fields(value)
         }
         return dataclasses.replace(value, **fields)
-    return function(value) if hasattr(value, "nbytes") and np.ndim(value) else value
+    if isinstance(value, type) or not (hasattr(value, "nbytes") and np.ndim(value)):
+        return value  # a type of numbers has these attributes too
+    return function(value)
 
 
 def arrays(value: Any) -> list:

@@ -180,11 +180,12 @@ def test_equal_means_bytes_unless_there_is_a_tolerance():
 
 def test_arrays_are_found_in_whatever_holds_them():
     tree = Tree(*(np.full(3, i) for i in range(5)))
-    value = dict(tree=tree, pair=(tree.sizes, [np.float32(2), None]), budget=4)
+    value = dict(tree=tree, pair=(tree.sizes, [np.float32(2), None]), budget=4, kind=np.float32)
     assert [array[0] for array in arrays(value)] == [0, 1, 2, 3, 4, 4]
     moved = mapped(lambda array: array + 10, value)
     assert isinstance(moved["tree"], Tree) and moved["tree"].scores[0] == 13
     assert moved["pair"][0][0] == 14 and moved["pair"][1] == [2, None] and moved["budget"] == 4
+    assert moved["kind"] is np.float32, "a type of numbers is no array"
 
 
 def test_cases_are_published_sizes_with_rows_and_one_small_case():
