@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ddtree_numba import verbs
-from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET, WIDTHS, StepTimes
+from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET, StepTimes
 from ddtree_numba.detokenize import Detokenizer
 from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
 from ddtree_numba.model.cache import PAGE, PageTable, pages_for
@@ -285,16 +285,5 @@ class Engine:
         """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""
         if self._times is None:
             self._prefill([0] * (PAGE + 1), self._spare, True)
-            ops = self.ranks.ops
-            host = np.zeros(1, np.int32), np.array([PAGE], np.int32), self.pages.rows[self._spare :]
-            root, start, table = map(ops.array, host)
-            chains = {
-                rows: ops.placed(VerifyInput.of_chain(np.zeros(rows, np.int32), PAGE, host[2]))
-                for rows in WIDTHS
-            }
-            self._times = StepTimes.measure(
-                lambda: self.ranks.draft(root, start, table),
-                lambda rows: self.ranks.verify(chains[rows], True),
-                self.rounds.seconds,
-            )
+            self._times = self.rounds.step_times(self._spare)
         return self._times

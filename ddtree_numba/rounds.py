@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddtree_numba import verbs
+from ddtree_numba.budget import WIDTHS, StepTimes
+from ddtree_numba.model.cache import PAGE
 from ddtree_numba.model.comm import Traffic
+from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.model.rank import Ranks
 from ddtree_numba.request import Request, RoundTrace
 from ddtree_numba.spec.tree_accept import Accept
@@ -111,6 +114,21 @@ class Rounds:
             call()
             spans.append(time.perf_counter() - begin)
         return min(spans)
+
+    def step_times(self, slot: int) -> StepTimes:
+        """Seconds of a draft and of verify steps by width, on a slot that holds a page of text."""
+        ops = self.ranks.ops
+        host = np.zeros(1, np.int32), np.array([PAGE], np.int32), self.page_rows[slot : slot + 1]
+        root, start, table = map(ops.array, host)
+        chains = {
+            rows: ops.placed(VerifyInput.of_chain(np.zeros(rows, np.int32), PAGE, host[2]))
+            for rows in WIDTHS
+        }
+        return StepTimes.measure(
+            lambda: self.ranks.draft(root, start, table),
+            lambda rows: self.ranks.verify(chains[rows], True),
+            self.seconds,
+        )
 
     def state(self, requests: Sequence[Request], plan: verbs.Plan) -> verbs.Round:
         """A round's state before its first verb, where the operations read it."""

@@ -22,8 +22,8 @@ from ddtree_numba.kernels.attention_tiles import (
     SCORE_ROW,
     WARPS,
     Layout,
-    multiply,
 )
+from ddtree_numba.kernels.tensor_cores import multiply
 
 UNIT = 8 * SCORE_ROW  # bytes from a unit's scores to the next one's
 

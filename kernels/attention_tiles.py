@@ -42,14 +42,6 @@ class Layout:
 
 
 @cuda.jit(device=True, inline="always")
-def multiply(d, z, a0, a1, a2, a3, b0, b1):
-    """d[z : z + 4] += a * b, fragments of an mma."""
-    d[z], d[z + 1], d[z + 2], d[z + 3] = ptx.mma(
-        a0, a1, a2, a3, b0, b1, d[z], d[z + 1], d[z + 2], d[z + 3]
-    )
-
-
-@cuda.jit(device=True, inline="always")
 def owner_of(list_at, i):
     """Request, first unit and number of units of piece i."""
     r, unit, many, _ = ptx.lds4(list_at + 4 * ITEM * i)

@@ -15,19 +15,12 @@ import numpy as np
 from numba import cuda, float32
 
 from ddtree_numba.kernels import ptx
+from ddtree_numba.kernels.tensor_cores import multiply
 
 PAGE = 64  # positions
 LOWEST = np.float32(-3e38)  # a maximum over nothing: finite, so that LOWEST - LOWEST is no NaN
 HIDDEN = np.float32(-np.inf)  # score of what a row does not see: its weight is an exact zero
 SLACK = np.float32(8)  # log2 by which scores may outgrow the maximum before the sums are rescaled
-
-
-@cuda.jit(device=True, inline="always")
-def multiply(sums, z, a0, a1, a2, a3, b0, b1):
-    """sums[z .. z + 3] += a b: one product of the tensor cores."""
-    sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = ptx.mma(
-        a0, a1, a2, a3, b0, b1, sums[z], sums[z + 1], sums[z + 2], sums[z + 3]
-    )
 
 
 def make_steps(width: int, tiles: int, keys: int) -> SimpleNamespace:
