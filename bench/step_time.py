@@ -83,7 +83,7 @@ class Clock:
     def kernels(self, call: Callable[[], object]) -> list[dict]:
         """Name, grid, launches and seconds of a call's kernels, the longest first.
 
-        None without graphs. One kernel with two grids, as of weights of two shapes, is two rows.
+        Empty without graphs. One kernel with two grids, as of weights of two shapes, is two rows.
 
         Nothing may be in the call that leaves a workspace to be finished by another kernel.
         """

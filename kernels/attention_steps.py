@@ -1,8 +1,8 @@
 """The steps that a block of tree attention takes for a chunk of keys: scores, weights, values.
 
-    scores   S^T[16 keys, 8 units] = K Q^T over a quarter of the width, by each of eight warps
+    scores   S^T[16 keys, 8 heads] = K Q^T over a quarter of the width, by each of eight warps
     weights  the quarters are added in order; e = 2^(S - top), a warp a head, a lane a key
-    values   O^T[latent, 8 units] += V^T[latent, 32 keys] e^T, 64 rows of latent a warp
+    values   O^T[latent, 8 heads] += V^T[latent, 32 keys] e^T, 64 rows of latent a warp
 
 Keys, then latent columns, are the mma's 16 rows, eight heads of a node its 8 columns: no column
 knows how many others there are. top moves only when a score outgrows it by 2^8, and then the sums

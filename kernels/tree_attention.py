@@ -32,13 +32,13 @@ RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 @dataclass(frozen=True)
 class Workspace:
-    """Arrays of one step's plan and of a layer's partials; see `workspace`."""
+    """Arrays of one step's plan, and of a layer's partials by split and unit; see `workspace`."""
 
-    lasts: Any
-    items: Any
-    ranges: Any
-    tops: Any
-    partial: Any
+    lasts: Any  # int32[requests, nodes]: the last position that a node sees
+    items: Any  # int32[pieces, ITEM]: the pieces of work, see `attention_plan.py`
+    ranges: Any  # int32[blocks + 1]: block b does items[ranges[b] : ranges[b + 1]]
+    tops: Any  # float32[requests, splits, units, 8, 2]: maximum and total of each head
+    partial: Any  # float32[requests, splits, units, latent, 8]: sums, in the mma's own order
 
 
 def resident(units: int, width: int, latent: int, multiprocessors: int, shared: int) -> int:
