@@ -23,6 +23,7 @@ from ddtree_numba.spec.tree_accept import Accept
 from ddtree_numba.spec.tree_build import Tree
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)  # that have a graph where step times choose the tree's size
+MOST_GRAPHS = 64  # kept at a time
 
 
 @dataclass
@@ -128,9 +129,13 @@ class GraphRounds(Rounds):
     def prepared(self, requests: int, plan: verbs.Plan, draws: Any) -> tuple[Captured, bool]:
         """The plan's rounds of so many requests, and whether they had their graph already."""
         key = plan, requests, draws.kind
-        if key not in self.captured:
-            self.captured[key] = Captured(replace_inputs(self.inputs[requests], draws))
-        captured = self.captured[key]
+        captured = self.captured.pop(key, None)
+        if captured is None:
+            captured = Captured(replace_inputs(self.inputs[requests], draws))
+            if len(self.captured) == MOST_GRAPHS:
+                self.ops.finish()  # the one that is dropped may still run
+                del self.captured[next(iter(self.captured))]
+        self.captured[key] = captured  # in the order of their last use
         ready = captured.graph is not None
         if captured.played and not ready:
             captured.state = replace_inputs(captured.state, draws)

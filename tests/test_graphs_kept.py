@@ -219,3 +219,19 @@ def test_an_end_or_another_mode_does_not_make_later_trees_small():
     for mode in ("ddtree", "ar", "ddtree"):
         rounds = [one.round for one in graphs.generate([[30]], params, mode, "auto")]
         assert rounds[0].size == (1 if mode == "ar" else 65)
+
+
+def test_of_many_graphs_the_latest_are_kept(monkeypatch):
+    monkeypatch.setattr("ddtree_numba.graphs.MOST_GRAPHS", 3)
+    graphs = ahead(scripted_engine(count_up, some_right))
+    plain = scripted_engine(count_up, some_right)
+    params = SamplingParams(max_new_tokens=20)
+    for budget in (1, 2, 3, 4, 2, 5, 2):
+        answers = [
+            [one.token_ids for one in engine.generate(PROMPTS[:1], params, "ddtree", budget)]
+            for engine in (graphs, plain)
+        ]
+        assert sum(answers[0], []) == sum(answers[1], [])
+        budgets = [plan.budget for plan, _, _ in graphs.rounds.captured]
+        assert len(budgets) <= 3 and budget in budgets
+    assert 2 in budgets and 5 in budgets
