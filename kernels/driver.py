@@ -13,7 +13,7 @@ from typing import Any
 from ddtree_numba.kernels.compile import Compiled, versions
 
 OLDEST_DRIVER = 13000  # CUDA 13.0: the PTX and cubins that we make
-OLDEST_ARCH = (8, 0)  # mma.sync with bfloat16, cp.async
+OLDEST_ARCH = (9, 0)  # arithmetic of bfloat16 pairs, dependent launch
 # CUlaunchConfig of cuda.h: grid, block, shared bytes; stream, attributes; how many attributes.
 CONFIGURATION = "7InnI4x"
 ATTRIBUTE = "I4xi60x"  # CUlaunchAttribute: what, value

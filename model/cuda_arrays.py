@@ -99,6 +99,7 @@ class CudaArrays:
 
     def beside(self, call: Callable[[], Array]) -> Array:
         """A call's result, made beside what follows on the stream, until `rejoin`."""
+        assert self._beside is None, "one call at a time"
         self.side.wait_event(self._point(self.stream))
         with self.side:
             result = call()

@@ -47,7 +47,7 @@ def another_machine(tmp_path, monkeypatch):
         (dict(version=12040), r"too old, .* CUDA 13.0 \(driver of CUDA 12.4, numba-cuda .*580"),
         (dict(count=-1), "no usable NVIDIA device .*cuInit.*; check nvidia-smi"),
         (dict(count=0), "no NVIDIA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"),
-        (dict(arch=(7, 5)), "device 0 is sm_75, the kernels need sm_80 or newer"),
+        (dict(arch=(8, 0)), "device 0 is sm_80, the kernels need sm_90 or newer"),
     ],
 )
 def test_n01_an_unusable_machine_is_named_in_one_line(machine, message, monkeypatch):
