@@ -10,23 +10,18 @@ from ddtree_numba.kernels.asm import at, op, shared_address
 
 __all__ = ["at", "shared_address"]
 
-# Global memory. Stream: read once, no place in L1. Once: the same without .nc, loads of which ptxas
-# moves behind `wait_for_previous`. Pointers also read and write as x[i].
+# Global memory. Once: read once, no place in L1, and not .nc, loads of which ptxas moves behind
+# `wait_for_previous`. Pointers also read and write as x[i].
 ldg1 = op("ld.global.u32", "r = [g]")
 ldg2 = op("ld.global.v2.u32", "{rr} = [g]")
 ldg4 = op("ld.global.v4.u32", "{rrrr} = [g]")
 ldg2_f = op("ld.global.v2.f32", "{ff} = [g]")
 ldg4_f = op("ld.global.v4.f32", "{ffff} = [g]")
-ldg2_stream = op("ld.global.nc.L1::no_allocate.v2.u32", "{rr} = [g]")
-ldg4_stream = op("ld.global.nc.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")
-ldg4_f_stream = op("ld.global.nc.L1::no_allocate.L2::128B.v4.f32", "{ffff} = [g]")
 ldg4_once = op("ld.global.L1::no_allocate.L2::128B.v4.u32", "{rrrr} = [g]")
 stg1 = op("st.global.u32", "[g], r")
 stg2 = op("st.global.v2.u32", "[g], {rr}")
 stg4 = op("st.global.v4.u32", "[g], {rrrr}")
-stg1_f = op("st.global.f32", "[g], f")
 stg4_f = op("st.global.v4.f32", "[g], {ffff}")
-stg1_h = op("st.global.u16", "[g], h")
 prefetch_l2 = op("prefetch.global.L2", "[g]")
 
 # Global memory that other blocks or devices write meanwhile.
@@ -37,29 +32,20 @@ st_volatile4 = op("st.volatile.global.v4.u32", "[g], {rrrr}")
 ld_acquire = op("ld.acquire.gpu.global.u32", "r = [g]")
 st_release = op("st.release.gpu.global.u32", "[g], r")
 ld_acquire_sys = op("ld.acquire.sys.global.u32", "r = [g]")
-st_release_sys = op("st.release.sys.global.u32", "[g], r")
 fence_sys = op("fence.acq_rel.sys")
 atom_add = op("atom.global.add.u32", "r = [g], r")
-atom_max = op("atom.global.max.u32", "r = [g], r")
 atom_cas = op("atom.global.cas.b32", "r = [g], r, r")
-atom_exch = op("atom.global.exch.b32", "r = [g], r")
-atom_max_u64 = op("atom.global.max.u64", "l = [g], l")
-atom_add_u64 = op("atom.global.add.u64", "l = [g], l")
 atom_add_acq_rel = op("atom.acq_rel.gpu.global.add.u64", "l = [g], l")
 red_add_u64 = op("red.global.add.u64", "[g], l")
 red_max_u64 = op("red.global.max.u64", "[g], l")
-red_add_f = op("red.global.add.f32", "[g], f")
 
 # Shared memory, by byte address.
-lds1 = op("ld.shared.u32", "r = [s]")
 lds2 = op("ld.shared.v2.u32", "{rr} = [s]")
 lds4 = op("ld.shared.v4.u32", "{rrrr} = [s]")
 lds1_f = op("ld.shared.f32", "f = [s]")
 lds2_f = op("ld.shared.v2.f32", "{ff} = [s]")
 lds4_f = op("ld.shared.v4.f32", "{ffff} = [s]")
 sts1 = op("st.shared.u32", "[s], r")
-sts2 = op("st.shared.v2.u32", "[s], {rr}")
-sts4 = op("st.shared.v4.u32", "[s], {rrrr}")
 sts1_f = op("st.shared.f32", "[s], f")
 sts2_f = op("st.shared.v2.f32", "[s], {ff}")
 sts4_f = op("st.shared.v4.f32", "[s], {ffff}")
@@ -67,12 +53,10 @@ sts1_h = op("st.shared.u16", "[s], h")
 ldmatrix4 = op("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "{rrrr} = [s]")
 ldmatrix4_t = op("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "{rrrr} = [s]")
 ldmatrix2 = op("ldmatrix.sync.aligned.m8n8.x2.shared.b16", "{rr} = [s]")
-ldmatrix2_t = op("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", "{rr} = [s]")
 
 # Asynchronous copies of 16 bytes, global to shared, past L1. Of `copy16_part` the last operand says
 # how many bytes are read (0 to 16); zeros fill the rest.
 copy16 = op("cp.async.cg.shared.global", "[s], [g], 16")
-copy16_l2 = op("cp.async.cg.shared.global.L2::128B", "[s], [g], 16")
 copy16_part = op("cp.async.cg.shared.global", "[s], [g], 16, r")
 copy_commit = op("cp.async.commit_group")
 copy_wait = op("cp.async.wait_group", "n")  # all but the latest n groups of this thread are there
@@ -86,7 +70,6 @@ sub = op("sub.rn.f32", "f = f, f")
 mul = op("mul.rn.f32", "f = f, f")
 fma = op("fma.rn.f32", "f = f, f, f")
 div = op("div.rn.f32", "f = f, f")
-sqrt = op("sqrt.rn.f32", "f = f")
 fmax = op("max.f32", "f = f, f")  # of a number and a NaN: the number; +0 is above -0
 fmin = op("min.f32", "f = f, f")
 rint = op("cvt.rni.f32.f32", "f = f")
@@ -100,20 +83,11 @@ as_float = op("mov.b32", "f = r")
 as_bits = op("mov.b32", "r = f")
 round_bf16 = op("cvt.rn.bf16.f32", "h = f")
 pack_bf16 = op("cvt.rn.bf16x2.f32", "r = f, f")  # (high, low)
-add_bf16x2 = op("add.rn.bf16x2", "r = r, r")  # sm_90
-sub_bf16x2 = op("sub.rn.bf16x2", "r = r, r")  # sm_90
 mul_bf16x2 = op("mul.rn.bf16x2", "r = r, r")  # sm_90
 fma_bf16x2 = op("fma.rn.bf16x2", "r = r, r, r")
-and_or = op("lop3.b32", "r = r, r, r, 0xEA")  # (a & b) | c
 prmt = op("prmt.b32", "r = r, r, r")
-funnel_left = op("shf.l.wrap.b32", "r = r, r, r")  # (low, high, bits)
-mul_high = op("mul.hi.u32", "r = r, r")
 mul_wide = op("mul.wide.u32", "l = r, r")
-mul_high64 = op("mul.hi.u64", "l = l, l")
-mad = op("mad.lo.s32", "i = i, i, i")  # a * b + c in 32 bits
 divide = op("div.u32", "r = r, r")  # // of 64 bits is a function call
-popc = op("popc.b32", "i = r")
-popc64 = op("popc.b64", "i = l")
 clz = op("clz.b32", "i = r")
 
 # Warps. Every lane takes part.
@@ -121,13 +95,9 @@ shfl_xor = op("shfl.sync.bfly.b32", "r = r, r, 0x1f, 0xffffffff")
 shfl_up = op("shfl.sync.up.b32", "r = r, r, 0, 0xffffffff")  # below lane 0: the own value
 shfl_idx = op("shfl.sync.idx.b32", "r = r, r, 0x1f, 0xffffffff")
 shfl_xor_f = op("shfl.sync.bfly.b32", "f = f, r, 0x1f, 0xffffffff")
-shfl_idx_f = op("shfl.sync.idx.b32", "f = f, r, 0x1f, 0xffffffff")
-match_any = op("match.any.sync.b32", "r = r, 0xffffffff")
 redux_add = op("redux.sync.add.u32", "r = r, 0xffffffff")
 redux_max = op("redux.sync.max.u32", "r = r, 0xffffffff")
 redux_min = op("redux.sync.min.u32", "r = r, 0xffffffff")
-
-thread_x = op("mov.u32", "r = %tid.x")  # read here, not once for the whole kernel
 
 # Nanoseconds of the device's clock, in steps of up to a microsecond.
 globaltimer = op("mov.u64", "l = %globaltimer")

@@ -79,12 +79,12 @@ def _storer(code: str, shared: bool = False) -> Callable:
 
 ldg1, ldg2, ldg4 = _loader("I"), _loader("2I"), _loader("4I")
 ldg2_f, ldg4_f = _loader("2f"), _loader("4f")
-ldg2_stream, ldg4_stream, ldg4_f_stream, ldg4_once = ldg2, ldg4, ldg4_f, ldg4
+ldg4_once = ldg4
 stg1, stg2, stg4 = _storer("I"), _storer("2I"), _storer("4I")
-stg1_f, stg4_f, stg1_h = _storer("f"), _storer("4f"), _storer("H")
+stg4_f = _storer("4f")
 ld_volatile, ld_volatile4 = _loader("I", poll=True), _loader("4I", poll=True)
 ld_acquire = ld_acquire_sys = ld_volatile
-st_volatile = st_release = st_release_sys = stg1
+st_volatile = st_release = stg1
 st_volatile4 = stg4
 
 
@@ -104,23 +104,16 @@ def _atomic(update: Callable, code: str = "I") -> Callable:
     return change
 
 
-atom_add, atom_max = _atomic(lambda old, v: old + v), _atomic(max)
-atom_add_u64, atom_max_u64 = _atomic(lambda old, v: old + v, "Q"), _atomic(max, "Q")
-atom_add_acq_rel = red_add_u64 = atom_add_u64
-red_max_u64 = atom_max_u64
+atom_add = _atomic(lambda old, v: old + v)
+atom_add_acq_rel = red_add_u64 = _atomic(lambda old, v: old + v, "Q")
+red_max_u64 = _atomic(max, "Q")
 atom_cas = _atomic(lambda old, expected, v: v if old == expected else old)
-atom_exch = _atomic(lambda old, v: v)
-
-
-def red_add_f(x: Pointer, index: int, value: np.float32) -> None:
-    x[index] = x[index] + single(value)
-
 
 # --- shared memory
 
-lds1, lds2, lds4 = (_loader(code, shared=True) for code in ("I", "2I", "4I"))
+lds2, lds4 = _loader("2I", shared=True), _loader("4I", shared=True)
 lds1_f, lds2_f, lds4_f = (_loader(code, shared=True) for code in ("f", "2f", "4f"))
-sts1, sts2, sts4 = (_storer(code, shared=True) for code in ("I", "2I", "4I"))
+sts1 = _storer("I", shared=True)
 sts1_f, sts2_f, sts4_f = (_storer(code, shared=True) for code in ("f", "2f", "4f"))
 sts1_h = _storer("H", shared=True)
 
@@ -145,11 +138,7 @@ def _matrices(count: int, transposed: bool) -> Callable:
 
 
 ldmatrix2, ldmatrix4 = _matrices(2, False), _matrices(4, False)
-ldmatrix2_t, ldmatrix4_t = _matrices(2, True), _matrices(4, True)
-
-
-def thread_x() -> int:
-    return now.thread.position.x
+ldmatrix4_t = _matrices(4, True)
 
 
 # --- tensor cores
@@ -209,10 +198,6 @@ def _shfl_idx(given):
     return [given[given[lane][1] & 31][0] for lane in range(WARP)]
 
 
-def _match_any(given):
-    return [sum(1 << j for j in range(WARP) if given[j] == mine) for mine in given]
-
-
 def _redux_add(given):
     return [sum(given) & M32] * WARP
 
@@ -239,14 +224,6 @@ def shfl_idx(value, lane):
 
 def shfl_xor_f(value, mask):
     return meet(_shfl_xor, (single(value), int(mask)))
-
-
-def shfl_idx_f(value, lane):
-    return meet(_shfl_idx, (single(value), int(lane)))
-
-
-def match_any(value):
-    return meet(_match_any, _bits32(value))
 
 
 def redux_add(value):

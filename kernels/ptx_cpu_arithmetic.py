@@ -42,10 +42,6 @@ def div(a, b):
     return single(a) / single(b)
 
 
-def sqrt(a):
-    return np.sqrt(single(a))
-
-
 def _product_sum(a, b, c) -> tuple[float, float]:
     """a * b + c in float64, and what that sum lost; the product is exact."""
     product, addend = float(single(a)) * float(single(b)), float(single(c))
@@ -149,8 +145,8 @@ def _each_half(update: Callable) -> Callable:
     return packed
 
 
-# float32 is wide enough that rounding a sum or product of bfloat16 twice equals rounding it once
-add_bf16x2, sub_bf16x2, mul_bf16x2 = _each_half(add), _each_half(sub), _each_half(mul)
+# float32 is wide enough that rounding a product of bfloat16 twice equals rounding it once
+mul_bf16x2 = _each_half(mul)
 
 
 def _fma_bf16(a, b, c):
@@ -166,10 +162,6 @@ def _fma_bf16(a, b, c):
 fma_bf16x2 = _each_half(_fma_bf16)
 
 
-def and_or(a, b, c):
-    return (int(a) & int(b) | int(c)) & M32
-
-
 def prmt(a, b, selector):
     data = (int(a) & M32 | (int(b) & M32) << 32).to_bytes(8, "little")
     result = 0
@@ -182,37 +174,12 @@ def prmt(a, b, selector):
     return result
 
 
-def funnel_left(low, high, bits):
-    both = (int(high) & M32) << 32 | int(low) & M32
-    return both << (int(bits) & 31) >> 32 & M32
-
-
-def mul_high(a, b):
-    return (int(a) & M32) * (int(b) & M32) >> 32
-
-
 def mul_wide(a, b):
     return (int(a) & M32) * (int(b) & M32)
 
 
-def mul_high64(a, b):
-    return (int(a) & M64) * (int(b) & M64) >> 64
-
-
-def mad(a, b, c):
-    return wrap(int(a) * int(b) + int(c), 32)
-
-
 def divide(a, b):
     return (int(a) & M32) // (int(b) & M32)
-
-
-def popc(a):
-    return (int(a) & M32).bit_count()
-
-
-def popc64(a):
-    return (int(a) & M64).bit_count()
 
 
 def clz(a):

@@ -10,9 +10,6 @@ def copy16(address: int, x: Pointer, index: int) -> None:
     copy16_part(address, x, index, 16)
 
 
-copy16_l2 = copy16
-
-
 def copy16_part(address: int, x: Pointer, index: int, size: int) -> None:
     if not 0 <= size <= 16:
         raise Fault(f"copy of {size} bytes out of 16")

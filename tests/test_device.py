@@ -39,7 +39,7 @@ LANEWISE = [
     if set("".join(letters(name))) <= set("rilhf") and ".sync" not in INSTRUCTIONS[name][0]
     if all(letters(name))
 ]
-VALUES = {"r": "uint32(x[{0}])", "i": "int32(x[{0}])", "h": "x[{0}] & 0xFFFF", "l": "x[{0}]"}
+VALUES = {"r": "uint32(x[{0}])", "i": "int32(x[{0}])", "h": "x[{0}] & 0xFFFF"}
 VALUES["f"] = "ptx.as_float(uint32(x[{0}]))"
 
 

@@ -89,7 +89,7 @@ def test_operands_are_written_in_the_order_of_the_declaration():
     [
         ("ptx.add(f, 1.0)", "float64 where float32 is meant"),
         ("ptx.add(f, a)", "int32 where float32 is meant"),
-        ("ptx.popc(f)", "float32 where an integer is meant"),
+        ("ptx.clz(f)", "float32 where an integer is meant"),
         ("ptx.ldg1(a, 0)", "int32 is neither a pointer nor an array"),
     ],
 )
@@ -142,13 +142,8 @@ def test_packed_bfloat16_arithmetic_rounds_once(rng):
     words = rng.standard_normal((3, 300, 2)).astype(BF16)
     a, b, c = (word.view(np.uint32)[:, 0] for word in words)
     wide = words.astype(np.float64)
-    for name, result in [
-        ("add_bf16x2", wide[0] + wide[1]),
-        ("sub_bf16x2", wide[0] - wide[1]),
-        ("mul_bf16x2", wide[0] * wide[1]),
-    ]:
-        got = [meaning(name)(int(u), int(v)) for u, v in zip(a, b, strict=True)]
-        assert got == result.astype(BF16).view(np.uint32)[:, 0].tolist(), name
+    got = [meaning("mul_bf16x2")(int(u), int(v)) for u, v in zip(a, b, strict=True)]
+    assert got == (wide[0] * wide[1]).astype(BF16).view(np.uint32)[:, 0].tolist()
     got = [meaning("fma_bf16x2")(*map(int, each)) for each in zip(a, b, c, strict=True)]
     assert got == (wide[0] * wide[1] + wide[2]).astype(BF16).view(np.uint32)[:, 0].tolist()
     one, tie, above = 0x3F80, 0x3B80, 0x3F81  # 1, 2^-8, 1 + 2^-7
@@ -161,16 +156,8 @@ def test_packed_bfloat16_arithmetic_rounds_once(rng):
     [
         ("prmt", (0x33221100, 0x77665544, 0x7531), 0x77553311),
         ("prmt", (0x80, 0, 0x8888), 0xFFFFFFFF),
-        ("and_or", (0xFF00, 0x0FF0, 1), 0x0F01),
-        ("funnel_left", (0x80000000, 1, 1), 3),
-        ("mul_high", (0xFFFFFFFF, 0xFFFFFFFF), 0xFFFFFFFE),
         ("mul_wide", (0xFFFFFFFF, 2), 0x1FFFFFFFE),
-        ("mul_high64", (1 << 63, 6), 3),
-        ("mad", (1 << 20, 1 << 12, 5), 5),
-        ("mad", (1 << 30, 2, 0), -(1 << 31)),
         ("divide", (0xFFFFFFFF, 10), 429496729),
-        ("popc", (-1,), 32),
-        ("popc64", (-1,), 64),
         ("clz", (1,), 31),
         ("clz", (0,), 32),
         ("to_int", (np.float32(-2.7),), -2),
