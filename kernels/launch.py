@@ -19,12 +19,10 @@ from numba.cuda import types
 from ddtree_numba.kernels import cache, driver
 from ddtree_numba.kernels.arguments import Pointer, code_of, parameters
 from ddtree_numba.kernels.compile import (
-    DEPENDENT_LAUNCH,
     Compiled,
     link,
     ptx_of,
     ptx_target,
-    target_of,
 )
 
 
@@ -138,8 +136,8 @@ class Kernel:
         """Compile for the current device and load; the first launch does it, capture must not."""
         device = driver.current_device()
         arch = driver.arch_of(device)
-        pdl = self.pdl and target_of(arch) >= DEPENDENT_LAUNCH
-        loaded = driver.Loaded(self.compile(arch), self.codes, self.threads, self.shared_bytes, pdl)
+        made = self.compile(arch)
+        loaded = driver.Loaded(made, self.codes, self.threads, self.shared_bytes, self.pdl)
         loaded.allow_shared(device)
         self._loaded, self._start = loaded, loaded.start
         return loaded

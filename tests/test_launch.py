@@ -137,12 +137,6 @@ def test_programmatic_dependent_launch_is_an_option(fake):
     assert (configuration.attrs[0].id, configuration.attrs[0].value[0]) == (6, 1)
 
 
-def test_programmatic_dependent_launch_waits_for_newer_devices(fake):
-    fake.attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"] = 8
-    Kernel(scaled, threads=64, pdl=True).launch(1, 1, 2, 3, 4.0, stream=0)
-    assert fake.launches[0][0].numAttrs == 0 and not fake.launches[0][0].attrs
-
-
 def test_a_kernel_may_have_no_parameters(fake):
     made = Kernel(cuda.jit(lambda: None), threads=32, name="idle")
     for _ in range(2):
