@@ -156,6 +156,6 @@ def make(latent: int, span: int) -> Kernel:
     return merge_kernel
 
 
-def span_of(latent: int, units: int) -> int:
+def tiles_of_block(latent: int, units: int) -> int:
     """Tiles of a block of the merge, where so many units are merged."""
     return SPAN if units > FEW and latent // 16 % SPAN == 0 else 1

@@ -19,6 +19,7 @@ from ddtree_numba.kernels.attention_tiles import (
     LOWEST,
     THREADS,
     WINDOW,
+    Batch,
     Layout,
     first_of,
     owner_of,
@@ -44,25 +45,23 @@ def make(width: int, latent: int, units: int) -> Kernel:
     first_copies, second_copies = (2, 5) if steps >= 6 else (0, steps)
 
     @cuda.jit(device=True, inline="always")
-    def source_of(
-        list_at, i, p, pages, scratch, page_table, paths, nodes, parts, depths, table_width
-    ):
-        """The key at p for piece i, and whether it lies in a page.
+    def key_at(batch, list_at, i, p, piece):
+        """Sixteen bytes of the key at p for piece i of the list, and whether they lie in a page.
 
         Behind the last position that the piece sees, it is that one's.
         """
-        r, unit, _ = owner_of(list_at, i)
-        _, last, _, start = span_of(list_at, i)
-        p = min(p, last)
-        over = int32(p - start)
+        owner, span = owner_of(list_at, i), span_of(list_at, i)
+        p = min(p, span.last)
+        over = int32(p - span.start)
         if over < 0:
-            page = int32(page_table[r * table_width + (p >> 6)])
-            key = ptx.at(pages, (page * PAGE + (p & (PAGE - 1))) * width)
+            page = int32(batch.page_table[owner.request * batch.table_width + (p >> 6)])
+            key = ptx.at(batch.pages, (page * PAGE + (p & (PAGE - 1))) * width)
         else:
-            node = r * nodes + ptx.divide(unit, parts)
-            node = r * nodes + paths[node * depths + over]
-            key = ptx.at(scratch, node * width)
-        return key, over < 0
+            first = owner.request * batch.nodes
+            node = first + ptx.divide(owner.unit, batch.parts)
+            node = first + batch.paths[node * batch.depths + over]
+            key = ptx.at(batch.scratch, node * width)
+        return ptx.at(key, piece * 8), over < 0
 
     @cuda.jit(device=True, inline="always")
     def copy(to, key, piece, begin, end):
@@ -99,6 +98,7 @@ def make(width: int, latent: int, units: int) -> Kernel:
         table_width: int32,
         splits: int32,
     ):
+        batch = Batch(pages, scratch, page_table, paths, nodes, parts, depths, table_width)
         shared = int32(ptx.shared_address(cuda.shared.array(0, int32, alignment=16)))
         list_at = int32(shared + list_in)
         tid = int32(cuda.threadIdx.x)
@@ -125,20 +125,8 @@ def make(width: int, latent: int, units: int) -> Kernel:
                 ptx.sts1(list_at + 4 * k, items[begin * ITEM + k])
                 k += THREADS
             cuda.syncthreads()
-            key, committed = source_of(
-                list_at,
-                0,
-                first_of(list_at, 0) + row_of,
-                pages,
-                scratch,
-                page_table,
-                paths,
-                nodes,
-                parts,
-                depths,
-                table_width,
-            )
-            key = ptx.at(key, piece * 8)
+            p = first_of(list_at, 0) + row_of
+            key, committed = key_at(batch, list_at, 0, p, piece)
             if committed:
                 copy(to, key, piece, 0, copies)
             ptx.wait_for_previous()
@@ -148,17 +136,16 @@ def make(width: int, latent: int, units: int) -> Kernel:
             i, tile = int32(0), int32(0)
             while i < end:
                 if i == 0 or not same_owner(list_at, i):
-                    r, unit, many = owner_of(list_at, i)
-                    base = r * nodes * heads
+                    owner = owner_of(list_at, i)
                     cuda.syncthreads()  # nobody reads the other tile or weights any more
                     spare = shared + tile_bytes - tile
-                    copy_queries(q, shared, spare, base, unit, many, parts, heads, tid)
+                    copy_queries(q, shared, spare, owner, nodes, parts, heads, tid)
                     ptx.copy_commit()
                     ptx.copy_wait(0)
                     cuda.syncthreads()
                     load_queries(query, shared, spare, lane, part)
                 p = first_of(list_at, i)
-                left, _, _, _ = span_of(list_at, i)
+                left = span_of(list_at, i).chunks
                 for z in range(sums):
                     acc[z] = float32(0)
                 for n in range(units):
@@ -176,20 +163,7 @@ def make(width: int, latent: int, units: int) -> Kernel:
                     if more:
                         if left == 0:
                             there = first_of(list_at, ahead)
-                        key, _ = source_of(
-                            list_at,
-                            ahead,
-                            there + row_of,
-                            pages,
-                            scratch,
-                            page_table,
-                            paths,
-                            nodes,
-                            parts,
-                            depths,
-                            table_width,
-                        )
-                        key = ptx.at(key, piece * 8)
+                        key, _ = key_at(batch, list_at, ahead, there + row_of, piece)
                     for z in range(score_words):
                         score[z] = float32(0)
                     other = int32(to + tile_bytes - tile)
@@ -202,16 +176,15 @@ def make(width: int, latent: int, units: int) -> Kernel:
                     ptx.copy_commit()
                     put_scores(score, shared, lane, half, part)
                     cuda.syncthreads()
-                    _, last, _, _ = span_of(list_at, i)
-                    position = p - CHUNK + key_of(lane)
+                    last, position = span_of(list_at, i).last, p - CHUNK + key_of(lane)
                     weigh(shared, lane, warp, position, last, scale, x, high, top, total)
                     cuda.syncthreads()
                     add_values(acc, shared, shared + tile, lane, warp)
                     tile = int32(tile_bytes - tile)
-                r, unit, many = owner_of(list_at, i)
-                _, _, split, _ = span_of(list_at, i)
-                place = (r * splits + split) * (nodes * parts) + unit
-                store(acc, top, total, partial, tops, place, many, lane, warp)
+                owner = owner_of(list_at, i)
+                place = owner.request * splits + span_of(list_at, i).split
+                place = place * (nodes * parts) + owner.unit
+                store(acc, top, total, partial, tops, place, owner.units, lane, warp)
                 i = int32(i + 1)
             cuda.syncthreads()
             begin = int32(begin + end)

@@ -44,18 +44,18 @@ def make_steps(layout: Layout, width: int, units: int) -> SimpleNamespace:
         return place
 
     @cuda.jit(device=True, inline="always")
-    def copy_queries(q, shared, spare, base, unit, many, parts, heads, tid):
+    def copy_queries(q, shared, spare, owner, nodes, parts, heads, tid):
         """q[node, head, :] to row n * 8 + column, zeros where there is no such head."""
         for turn in range(-(-units * 8 // CHUNK)):
             r, piece = turn * CHUNK + (tid >> 3), tid & 7
             n = r >> 3
             if n < units:
-                node = ptx.divide(unit + n, parts)
-                head = (unit + n - node * parts) * 8 + (r & 7)
-                size = 16 if n < many and head < heads else 0
+                node = ptx.divide(owner.unit + n, parts)
+                head = (owner.unit + n - node * parts) * 8 + (r & 7)
+                size = 16 if n < owner.units and head < heads else 0
                 at = piece * 8
                 if size:
-                    at = at + (base + node * heads + head) * width
+                    at = at + ((owner.request * nodes + node) * heads + head) * width
                 to = place_of_query(shared, spare, r) + piece * 16
                 for k in range(copies):
                     if 8 * k + 8 <= pieces or piece + 8 * k < pieces:

@@ -7,6 +7,8 @@
 A row ends with sixteen bytes that nobody needs, so that eight rows lie in different banks.
 """
 
+from typing import Any, NamedTuple
+
 from numba import cuda, float32, int32
 
 from ddtree_numba.kernels import ptx
@@ -20,6 +22,32 @@ SCORE_ROW = 4 * CHUNK + 16  # bytes of a column's scores
 WINDOW = 64  # pieces that a block has in shared memory
 GROWTH = float32(8)  # powers of two that a score may exceed the maximum by
 LOWEST = float32(-3e38)  # finite, so that a difference of two is no NaN
+
+
+class Batch(NamedTuple):
+    """Where a step's keys lie, as `spec/tree_attention.py` has them, and its sizes."""
+
+    pages: Any
+    scratch: Any
+    page_table: Any
+    paths: Any
+    nodes: int
+    parts: int  # units of a node
+    depths: int
+    table_width: int
+
+
+class Owner(NamedTuple):
+    request: int
+    unit: int  # the first
+    units: int
+
+
+class Span(NamedTuple):
+    chunks: int
+    last: int  # position that the piece sees
+    split: int
+    start: int  # committed positions of the request
 
 
 class Layout:
@@ -43,9 +71,9 @@ class Layout:
 
 @cuda.jit(device=True, inline="always")
 def owner_of(list_at, i):
-    """Request, first unit and number of units of piece i."""
-    r, unit, many, _ = ptx.lds4(list_at + 4 * ITEM * i)
-    return int32(r), int32(unit), int32(many)
+    """Whose piece i is."""
+    request, unit, units, _ = ptx.lds4(list_at + 4 * ITEM * i)
+    return Owner(int32(request), int32(unit), int32(units))
 
 
 @cuda.jit(device=True, inline="always")
@@ -57,14 +85,13 @@ def first_of(list_at, i):
 
 @cuda.jit(device=True, inline="always")
 def span_of(list_at, i):
-    """Chunks, last position that is seen, split, committed positions of the request."""
+    """What piece i spans."""
     chunks, last, split, start = ptx.lds4(list_at + 4 * ITEM * i + 16)
-    return int32(chunks), int32(last), int32(split), int32(start)
+    return Span(int32(chunks), int32(last), int32(split), int32(start))
 
 
 @cuda.jit(device=True, inline="always")
 def same_owner(list_at, i):
     """Whether piece i has the units of the one before it."""
-    r, unit, many = owner_of(list_at, i)
-    other_r, other_unit, other_many = owner_of(list_at, i - 1)
-    return r == other_r and unit == other_unit and many == other_many
+    a, b = owner_of(list_at, i), owner_of(list_at, i - 1)
+    return a.request == b.request and a.unit == b.unit and a.units == b.units

@@ -172,7 +172,7 @@ def tree_attention(
         splits,
         stream=stream,
     )
-    span = attention_merge.span_of(latent, requests * nodes * parts)
+    span = attention_merge.tiles_of_block(latent, requests * nodes * parts)
     attention_merge.make(latent, span).launch(
         (latent // (16 * span), nodes * parts, requests),
         workspace.tops,
