@@ -101,6 +101,8 @@ class Chat:
         environment.filters["tojson"] = to_json
         try:
             return environment.from_string(self.template).render(**values)
+        except RecursionError:
+            raise CheckpointError(f"{TEMPLATE}: recursion too deep") from None
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             reason = " ".join(str(error).replace(guard, "").split())
             raise CheckpointError(f"{TEMPLATE}: {reason or type(error).__name__}") from None

@@ -110,6 +110,8 @@ class Encoder:
             return Prompt(index, self._record(record))
         except ValueError as error:
             return Prompt(index, [], str(error))
+        except RecursionError:
+            return Prompt(index, [], "messages or tools are nested too deep")
 
     def parser(self, prompt_ids: list[int]) -> ReasoningParser | None:
         """A parser for an answer whose reasoning is to be kept apart."""

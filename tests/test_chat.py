@@ -122,6 +122,7 @@ def test_loop_controls_and_json_separators(tokenizer):
         ("{{ messages[0].content.nothing.more }}", "nothing"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages.append(1) }}", "unsafe"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion too deep"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )

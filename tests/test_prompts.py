@@ -168,6 +168,19 @@ def test_messages_and_tools_that_are_none(command, tmp_path, messages, tools, me
     assert ran.code == 1 and not ids and json.loads(output.read_text())["error"] == message
 
 
+def test_a_schema_nested_too_deep_costs_its_record_alone(command, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    schema: dict = {}
+    for _ in range(300):  # 600 levels of JSON
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    good: dict = {"messages": [{"role": "user", "content": "Hi"}]}
+    source.write_text("".join(json.dumps(one) + "\n" for one in (good | {"tools": [tool]}, good)))
+    _, ids = command("--input", str(source), "--output", str(output), "--chat")
+    line = json.loads(output.read_text())
+    assert len(ids) == 1 and line["index"] == 0 and "too deep" in line["error"]
+
+
 def test_tools_reach_the_template(command, tokenizer, tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     record: dict = {"messages": [{"role": "user", "content": "Hi"}]}
