@@ -43,7 +43,7 @@ class Workspace:
 
 def resident(units: int, width: int, latent: int, multiprocessors: int, shared: int) -> int:
     """Blocks that run at a time where a request has `units`; shared: bytes of a multiprocessor."""
-    _, most = sharing(units)
+    most = compiled_units(units)
     fitting = shared // (Layout(width, latent, most).bytes + RESERVED)
     return multiprocessors * max(min(fitting, 2 if most == 1 else 1), 1)
 
@@ -55,7 +55,7 @@ def workspace(requests, nodes, depths, heads, latent, positions, blocks) -> dict
     """
     parts = -(-heads // 8)
     splits, tails = split_counts(nodes * parts, depths, positions)
-    units, _ = sharing(nodes * parts)
+    units = shared_units(nodes * parts)
     groups = -(-nodes * parts // units) if units else 0
     items = requests * (nodes * parts * tails + groups * splits)
     partials = requests, splits, nodes * parts
@@ -68,13 +68,15 @@ def workspace(requests, nodes, depths, heads, latent, positions, blocks) -> dict
     )
 
 
-def sharing(units: int) -> tuple[int, int]:
-    """(units of a shared piece, 0 for none; units that the kernel is compiled for)."""
-    if units == 1:
-        return 0, 1
-    groups = -(-units // UNITS[-1])
-    each = -(-units // groups)
-    return each, next(n for n in UNITS if n >= each)
+def shared_units(units: int) -> int:
+    """Units of a piece that several share, of so many of a request; 0: none is shared."""
+    groups = max(-(-units // UNITS[-1]), 1)
+    return 0 if units == 1 else -(-units // groups)
+
+
+def compiled_units(units: int) -> int:
+    """Units that the kernel is made for, for so many of a request."""
+    return next(n for n in UNITS if n >= max(shared_units(units), 1))
 
 
 def split_counts(units: int, depths: int, positions: int) -> tuple[int, int]:
@@ -90,7 +92,7 @@ def plan_attention(starts, paths, sizes, *, heads: int, positions: int, workspac
     parts = -(-heads // 8)
     blocks = len(workspace.ranges) - 1
     _require_workspace(workspace, requests, nodes, depths, heads, None, positions, blocks)
-    each, _ = sharing(nodes * parts)
+    each = shared_units(nodes * parts)
     attention_plan.make(each, parts).launch(
         1,
         starts,
@@ -151,7 +153,7 @@ def tree_attention(
     _require_workspace(workspace, requests, nodes, depths, heads, latent, positions, blocks)
     if requests * nodes * heads == 0:
         return out
-    _, units = sharing(nodes * parts)
+    units = compiled_units(nodes * parts)
     attention_partials.make(width, latent, units).launch(
         blocks,
         q,
