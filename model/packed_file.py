@@ -44,7 +44,10 @@ class Writer:
 
     def __init__(self, path: Path, made_from: dict[str, Any]) -> None:
         self.path, self.partial = path, path.with_name(path.name + ".partial")
-        self.file = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644), "wb")  # noqa: SIM115
+        if self.partial.is_symlink():  # what it points to is no file of ours
+            raise OSError(f"{self.partial} is a symbolic link")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self.file = open(os.open(self.partial, flags, 0o644), "wb")  # noqa: SIM115
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self.file.fileno()).st_ino != self.partial.stat().st_ino:

@@ -56,6 +56,18 @@ def test_two_processes_do_not_write_one_file(tiny, kept) -> None:
         assert kept.notes == [f"{path}: not written: another process is writing it"]
 
 
+def test_a_symbolic_link_is_not_written_through(tiny, kept, tmp_path) -> None:
+    kept.load(tiny)
+    path = kept.files[0]
+    path.unlink()
+    (tmp_path / "other").write_text("of somebody else")
+    partial = path.with_suffix(".packed.partial")
+    partial.symlink_to(tmp_path / "other")
+    assert equal(kept.load(tiny), load_target(tiny, load_config(tiny)))
+    assert kept.notes == [f"{path}: not written: {partial} is a symbolic link"]
+    assert (tmp_path / "other").read_text() == "of somebody else" and kept.files == [partial]
+
+
 @pytest.mark.parametrize("step", ["add", "finish"])
 def test_a_full_disk_spoils_nothing(tiny, kept, monkeypatch, step) -> None:
     def full(*_: object) -> None:
