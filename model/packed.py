@@ -51,7 +51,7 @@ class Packed:
         """The weights that are kept of the checkpoint in `folder`, or None."""
         path, files = self._path(folder, rank, world), Files()
         try:
-            if not path.exists():
+            if not path.is_file():  # a FIFO would be waited for; `recording` says what is there
                 return None
             table = read_table(files, path)
             changed = difference(table["made_from"], self._origin(folder, config, rank, world))
@@ -63,7 +63,11 @@ class Packed:
                 weights = build(source)
                 source.finish()
             return weights
-        except (PackedError, CheckpointError, OSError) as error:
+        except OSError as error:
+            reason = f"{error.filename or path}: {error.strerror or error}"
+            self.note(f"{reason}; loading {folder} instead")
+            return None
+        except (PackedError, CheckpointError) as error:
             self.note(f"{error}; loading {folder} instead")
             return None
         finally:
@@ -76,6 +80,8 @@ class Packed:
         path = self._path(folder, rank, world)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not path.is_file():
+                raise OSError("what is there is no file")
             path.unlink(missing_ok=True)  # of no use any more, but in the way of the new one
             free = shutil.disk_usage(self.folder).free
             if source.total + SPARE > free:

@@ -1,6 +1,7 @@
 """Packed weights that cannot be written: no half file stays, and the load goes on."""
 
 import fcntl
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,17 @@ def test_a_symbolic_link_is_not_written_through(tiny, kept, tmp_path) -> None:
     assert equal(kept.load(tiny), load_target(tiny, load_config(tiny)))
     assert kept.notes == [f"{path}: not written: {partial} is a symbolic link"]
     assert (tmp_path / "other").read_text() == "of somebody else" and kept.files == [partial]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_left_alone_and_named_in_a_line(tiny, kept, make) -> None:
+    kept.load(tiny)
+    path = kept.files[0]
+    path.unlink()
+    make(path)
+    assert equal(kept.load(tiny), load_target(tiny, load_config(tiny)))
+    assert kept.notes == [f"{path}: not written: what is there is no file"]
+    assert kept.files == [path] and not path.is_file()
 
 
 @pytest.mark.parametrize("step", ["add", "finish"])
