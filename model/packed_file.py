@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ BLOCK = 1 << 22  # bytes under one checksum, which are read at once
 DIRTY = 1 << 28  # bytes after which the disk is waited for, rather than for all at the end
 END = struct.Struct("<QI8s")
 DTYPES = {"bfloat16": BF16} | {n: np.dtype(n) for n in ("float32", "int32", "uint32")}
+
+# kind of a weight -> its members, with the type of each in the table
+MEMBERS: dict[str, dict[str, type]] = {
+    "ndarray": {"": dict},
+    "Int4Matrix": {"packed": dict, "scale": dict, "shape": list},
+    "Records": {"words": dict, "shape": list, "gated": bool},
+}
 
 
 class PackedError(ValueError):
@@ -113,10 +121,16 @@ def read_table(files: Files, path: Path) -> dict[str, Any]:
     length, check, magic = END.unpack(raw) if len(raw) == END.size else (0, 0, b"")
     if magic != MAGIC or length > size - END.size:
         raise PackedError(f"{path}: cut short, or no file of packed weights")
-    table = os.pread(descriptor, length, size - END.size - length)
-    if zlib.crc32(table) != check:
-        raise PackedError(f"{path}: its table is damaged")
-    return json.loads(table)
+    start = size - END.size - length
+    raw = os.pread(descriptor, length, start)
+    try:
+        table = json.loads(raw) if zlib.crc32(raw) == check else {}
+        rows = all(_is_row(row, start) for row in table["rows"])
+        if rows and isinstance(table["made_from"], dict):
+            return table
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise PackedError(f"{path}: its table is damaged")
 
 
 class PackedSource:
@@ -170,12 +184,37 @@ class PackedSource:
         self._ahead.close()
 
 
+def _is_row(row: dict[str, Any], end: int) -> bool:
+    """Is it as `Writer.add` makes it, of arrays that lie before `end`?"""
+    types, values = MEMBERS[row["kind"]], row["values"]
+    return (
+        isinstance(row["field"], str)
+        and {name: type(value) for name, value in values.items()} == types
+        and all(_is_stored(value, end) for value in values.values() if _is_array(value))
+        and all(_is_shape(value) for value in values.values() if isinstance(value, list))
+    )
+
+
+def _is_stored(value: dict[str, Any], end: int) -> bool:
+    start, checks = value["start"], value["crc32"]
+    if not (_is_shape(value["shape"]) and type(start) is int and isinstance(checks, list)):
+        return False
+    if min(value["shape"]) < 0:
+        return False
+    size = _nbytes(value)
+    return len(MAGIC) <= start <= end - size and len(checks) == -(-size // BLOCK)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(type(n) is int for n in value)
+
+
 def _is_array(value: Any) -> bool:
     return isinstance(value, dict)
 
 
 def _nbytes(value: dict[str, Any]) -> int:
-    return int(np.prod(value["shape"])) * DTYPES[value["dtype"]].itemsize
+    return prod(value["shape"]) * DTYPES[value["dtype"]].itemsize
 
 
 def _members(weight: Any) -> dict[str, Any]:

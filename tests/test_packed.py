@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ddtree_numba.model import packed_file
 from ddtree_numba.model.checkpoint import INDEX, Checkpoint
 from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
 from ddtree_numba.model.loader import load_drafter, load_target
-from ddtree_numba.model.packed_file import Writer
+from ddtree_numba.model.packed_file import END, MAGIC, Writer
 from ddtree_numba.model.plan import plan, total
 from ddtree_numba.spec.numerics import Int4Matrix
 from tests.checkpoints import edit_tensors, shard_of, write_tiny
@@ -183,6 +184,57 @@ def test_a_damaged_file_is_named_in_a_line_and_made_again(tiny, kept, how, compl
     (note,) = kept.notes
     assert str(kept.files[0]) in note and complaint in note and "\n" not in note
     assert equal(kept.load(tiny), plain) and kept.notes == []
+
+
+def rewrite_table(path: Path, change: Any) -> None:
+    """Another table, with a checksum that is right."""
+    raw = path.read_bytes()
+    length = END.unpack(raw[-END.size :])[0]
+    start = len(raw) - END.size - length
+    text = change(json.loads(raw[start : -END.size]))
+    text = text if isinstance(text, bytes) else json.dumps(text).encode()
+    path.write_bytes(raw[:start] + text + END.pack(len(text), zlib.crc32(text), MAGIC))
+
+
+def with_array(**changed: Any) -> Any:
+    def change(table: dict[str, Any]) -> dict[str, Any]:
+        table["rows"][0]["values"][""] |= changed
+        return table
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: b"{",
+        lambda table: b"\xff",
+        lambda table: [],
+        lambda table: {},
+        lambda table: table | {"made_from": None},
+        lambda table: table | {"rows": 1},
+        lambda table: table | {"rows": [1, *table["rows"][1:]]},
+        lambda table: table | {"rows": [{"field": "embed"}, *table["rows"][1:]]},
+        lambda table: table | {"rows": [table["rows"][0] | {"kind": "x"}, *table["rows"][1:]]},
+        lambda table: table | {"rows": [table["rows"][0] | {"kind": []}, *table["rows"][1:]]},
+        lambda table: table | {"rows": [table["rows"][0] | {"values": {}}, *table["rows"][1:]]},
+        with_array(crc32=[]),
+        with_array(crc32=None),
+        with_array(dtype="object"),
+        with_array(shape=[1 << 50, 1 << 50]),
+        with_array(shape=[-1], crc32=[]),
+        with_array(shape=64),
+        with_array(shape=[]),
+        with_array(start=-1),
+        with_array(start="x"),
+    ],
+)
+def test_a_table_of_odd_content_is_a_damaged_file(tiny, kept, change) -> None:
+    plain = kept.load(tiny)
+    (path,) = kept.files
+    rewrite_table(path, change)
+    assert equal(kept.load(tiny), plain)
+    assert kept.notes == [f"{path}: its table is damaged; loading {tiny} instead"]
 
 
 def test_a_missing_shard_is_refused_although_its_weights_are_kept(tiny, kept) -> None:
