@@ -8,7 +8,6 @@ with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds, what they hold.
 """
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +19,12 @@ from ddtree_numba import verbs, wire
 from ddtree_numba.engine import Engine
 from ddtree_numba.load import Loaded, drafter_folder, load_checkpoint
 from ddtree_numba.model.comm_tcp import RankError
+from ddtree_numba.model.place import check_every
 from ddtree_numba.model.rank import Rank, Ranks
 from ddtree_numba.model.watch import ProcessGroup
 from ddtree_numba.rounds import Rounds
 
-CHECK = "DDTREE_NUMBA_CHECK_RANKS"
 VERBS = ("draft", "forward", "verify", "commit")  # of `Ranks`, called outside of rounds
-
-
-def check_every() -> int:
-    """Rounds from one comparison of the ranks to the next; 0: none."""
-    text = os.environ.get(CHECK) or "0"
-    if not text.isdecimal():
-        raise ValueError(f"{CHECK} must be a number of rounds, not {text!r}")
-    return int(text)
 
 
 class Comparison:

@@ -20,7 +20,15 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddtree_numba.model.place import Place, from_environment, patience
+from ddtree_numba.model.place import (
+    LISTENER,
+    NEWS,
+    PARENT,
+    Place,
+    check_every,
+    from_environment,
+    patience,
+)
 from ddtree_numba.options import UsageError
 from ddtree_numba.screen import Screen, one_line
 
@@ -42,6 +50,7 @@ def place_of(options: argparse.Namespace) -> Place | None:
     try:
         place = from_environment()
         patience()
+        check_every()
     except ValueError as error:
         raise UsageError(str(error)) from None
     if place is None:
@@ -73,6 +82,7 @@ def tie_to_parent(place: Place) -> None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != place.parent:  # it has died before
+        Screen().error(f"error: {PARENT} {place.parent} is not the parent of this rank")
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
@@ -115,12 +125,10 @@ class Launcher:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(listener.getsockname()[1]),
             "DDTREE_NUMBA_JOB": secrets.token_hex(16),
-            "DDTREE_NUMBA_PARENT": str(os.getpid()),
+            PARENT: str(os.getpid()),
         }
-        inherited = {
-            "DDTREE_NUMBA_LISTENER": str(listener.fileno()),
-            "DDTREE_NUMBA_NEWS": str(reader),
-        }
+        inherited = {LISTENER: str(listener.fileno()), NEWS: str(reader)}
+        left = {name: value for name, value in os.environ.items() if name not in inherited}
         self.ranks: list[subprocess.Popen] = []
         for rank in range(world):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} | ({} if rank else inherited)
@@ -128,7 +136,7 @@ class Launcher:
             self.ranks.append(
                 subprocess.Popen(
                     [*command, *argv],
-                    env=os.environ | shared | own,
+                    env=left | shared | own,
                     stdin=apart,
                     stdout=apart,
                     pass_fds=() if rank else (listener.fileno(), reader),

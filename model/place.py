@@ -5,12 +5,16 @@ process, on every host; `ddtree_numba.processes` does for those that it starts i
 """
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOBS = ("DDTREE_NUMBA_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 SECONDS = "DDTREE_NUMBA_RANK_SECONDS"
+CHECK = "DDTREE_NUMBA_CHECK_RANKS"
+PARENT = "DDTREE_NUMBA_PARENT"
+LISTENER, NEWS = "DDTREE_NUMBA_LISTENER", "DDTREE_NUMBA_NEWS"
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Place | None:
         port=_number(environ, "MASTER_PORT", 1, 65535),
         job=next((environ[name] for name in JOBS if environ.get(name)), ""),
         seconds=patience(environ),
-        parent=_inherited(environ, "DDTREE_NUMBA_PARENT"),
-        listener=_inherited(environ, "DDTREE_NUMBA_LISTENER"),
-        news=_inherited(environ, "DDTREE_NUMBA_NEWS"),
+        parent=_number(environ, PARENT, 1, 2**31 - 1) if environ.get(PARENT) else None,
+        listener=_inherited(environ, LISTENER, stat.S_ISSOCK),
+        news=_inherited(environ, NEWS, stat.S_ISFIFO),
     )
 
 
@@ -74,12 +78,29 @@ def patience(environ: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+def check_every(environ: Mapping[str, str] = os.environ) -> int:
+    """Rounds from one comparison of the ranks to the next; 0: none."""
+    text = environ.get(CHECK) or "0"
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{CHECK} must be a number of rounds, not {text!r}")
+    return int(text)
+
+
 def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:
     text = environ[name]
-    if not (text.isdecimal() and least <= int(text) <= most):
+    if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
         raise ValueError(f"{name} must be {least} .. {most}, not {text!r}")
     return int(text)
 
 
-def _inherited(environ: Mapping[str, str], name: str) -> int | None:
-    return int(environ[name]) if environ.get(name) else None
+def _inherited(environ: Mapping[str, str], name: str, fits: Callable[[int], bool]) -> int | None:
+    """A descriptor that the parent has opened."""
+    if not environ.get(name):
+        return None
+    number = _number(environ, name, 0, 2**31 - 1)
+    try:
+        if fits(os.fstat(number).st_mode):
+            return number
+    except OSError:
+        pass
+    raise ValueError(f"{name} {number} is not what a parent opened: unset it")

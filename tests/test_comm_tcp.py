@@ -207,6 +207,10 @@ def test_a_place_comes_from_the_environment():
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be 1 .. 1024, not 'two'"),
         ({"LOCAL_RANK": "3"}, "LOCAL_RANK must be 0 .. 1, not '3'"),
         ({"MASTER_PORT": "65536"}, "MASTER_PORT must be 1 .. 65535, not '65536'"),
+        ({"RANK": "٠"}, "RANK must be 0 .. 1, not '٠'"),
+        ({"DDTREE_NUMBA_PARENT": "x"}, "DDTREE_NUMBA_PARENT must be 1 .. 2147483647, not 'x'"),
+        ({"DDTREE_NUMBA_LISTENER": "x"}, "DDTREE_NUMBA_LISTENER must be 0 .. 2147483647, not 'x'"),
+        ({"DDTREE_NUMBA_NEWS": "99999"}, "DDTREE_NUMBA_NEWS 99999 is not what a parent opened"),
         ({"DDTREE_NUMBA_RANK_SECONDS": "0"}, "DDTREE_NUMBA_RANK_SECONDS must be a number above 0"),
     ],
 )

@@ -143,6 +143,7 @@ def test_ranks_on_two_hosts():
         ({"RANK": "0"}, "", "RANK is set, so WORLD_SIZE must be too"),
         ({"RANK": "0", "WORLD_SIZE": "3"}, "--tp 2", "--tp 2, but WORLD_SIZE 3"),
         ({"RANK": "0"}, "--tp 2 --ranks threads", "--ranks has no effect where RANK is set"),
+        ({"DDTREE_NUMBA_CHECK_RANKS": "x"}, "", "DDTREE_NUMBA_CHECK_RANKS must be a number of"),
         ({"DDTREE_NUMBA_RANK_SECONDS": "x"}, "", "DDTREE_NUMBA_RANK_SECONDS must be a number"),
     ],
 )
@@ -153,6 +154,12 @@ def test_what_does_not_fit_is_refused_by_name(monkeypatch, capsys, env, argv, me
         monkeypatch.setenv(name, value)
     ran = run(monkeypatch, capsys, "x", *argv.split())
     assert ran.code == 2 and message in ran.err and ran.out == ""
+
+
+def test_descriptors_left_in_the_environment_reach_no_rank():
+    env = {"DDTREE_NUMBA_NEWS": "99999", "DDTREE_NUMBA_LISTENER": "99998"}
+    code, out, err = Run("x", "--max-new-tokens", "1", *APART, env=env).end()
+    assert code == 0 and err.count("\n") == 1 and "DDTREE" not in err
 
 
 def test_a_number_of_ranks_that_does_not_divide_is_refused_once():
