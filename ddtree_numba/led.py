@@ -8,6 +8,7 @@ with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds, what they hold.
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from ddtree_numba import verbs, wire
 from ddtree_numba.engine import Engine
 from ddtree_numba.load import Loaded, drafter_folder, load_checkpoint
+from ddtree_numba.model.checkpoint import HEADER_LIMIT, INDEX, shard_files
 from ddtree_numba.model.comm_tcp import RankError
 from ddtree_numba.model.place import check_every
 from ddtree_numba.model.rank import Rank, Ranks
@@ -25,6 +27,9 @@ from ddtree_numba.model.watch import ProcessGroup
 from ddtree_numba.rounds import Rounds
 
 VERBS = ("draft", "forward", "verify", "commit")  # of `Ranks`, called outside of rounds
+SHARED = ("config.json", INDEX, "tiktoken.model")  # files that are compared as a whole
+BLOCK, BLOCKS = 1 << 16, 16  # bytes; of a shard's tensors, spread evenly from first to last
+WHOLE = 1 << 22  # bytes of a shard that is compared as a whole
 
 
 class Comparison:
@@ -129,7 +134,10 @@ def follow(
         return  # nothing had to be decoded
     printed, backend, dtype, every = wire.decode(announced)
     if printed != fingerprint(folder, drafter):
-        raise ValueError(f"{folder} holds another configuration than rank 0's folder")
+        raise ValueError(
+            f"{folder} or its drafter holds another configuration, vocabulary or weights"
+            " than rank 0's"
+        )
     named = folder, drafter, backend, group.world, dtype
     loaded = load_checkpoint(*named, lambda *_: group.alive(), comm, cache)
     ranks = loaded.build(*wire.decode(comm.broadcast()))
@@ -149,9 +157,38 @@ def follow(
 
 
 def fingerprint(folder: Path, drafter: str | Path | None) -> str:
-    """Of the configurations that ranks must share."""
+    """Of the configurations, vocabulary and weights that ranks must share.
+
+    Of each shard: name, size, header and a sample, so that it takes seconds at any size.
+    """
     found = hashlib.blake2b(digest_size=16)
     for one in (folder, drafter_folder(folder, drafter)):
-        if one is not None:
-            found.update((one / "config.json").read_bytes())
+        if one is None:
+            continue
+        for path in (one / name for name in SHARED):
+            if path.is_file():
+                _add(found, path, path.read_bytes())
+        for path in shard_files(one):
+            _add(found, path, _sample(path))
     return found.hexdigest()
+
+
+def _add(found: "hashlib.blake2b", path: Path, content: bytes) -> None:
+    found.update(f"{path.name} {path.stat().st_size} {len(content)}\n".encode())
+    found.update(content)
+
+
+def _sample(path: Path) -> bytes:
+    """A shard's header, and `BLOCKS` blocks of the tensors behind it; a small one as a whole."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= WHOLE:
+            return file.read()
+        head = file.read(8)
+        first = min(8 + int.from_bytes(head, "little"), 8 + HEADER_LIMIT, size)
+        pieces = [head, os.pread(file.fileno(), max(first - 8, 0), 8)]
+        room = max(size - first - BLOCK, 0)
+        for turn in range(BLOCKS):
+            at = first + room * turn // (BLOCKS - 1)
+            pieces.append(os.pread(file.fileno(), BLOCK, at))
+    return b"".join(pieces)

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 from ddtree_numba.engine import Engine
+from ddtree_numba.led import BLOCK, fingerprint
+from ddtree_numba.model.checkpoint import INDEX
 from ddtree_numba.sampling import SamplingParams
 from tests.command import ROOT, run
 from tests.process_runs import APART, PROMPT, Run, launched
+from tests.test_comm_tcp import free_port
 from tests.test_golden import LINES, SURE
+
+SHARD = "model-00004-of-000007.safetensors"
 
 
 def golden_file(folder: Path, lines: list[dict]) -> Path:
@@ -57,6 +62,54 @@ def test_tokens_are_those_of_ranks_as_threads(tmp_path, embedded):
     for one in engine.generate([line["prompt_ids"] for line in lines], params, "ar"):
         wanted[one.index] += one.token_ids
     assert got == wanted
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", INDEX, "tiktoken.model", SHARD, "drafter/model.safetensors"],
+)
+def test_s34_a_byte_of_another_folder_is_noticed(tmp_path, embedded, file: str):
+    folder = shutil.copytree(embedded, tmp_path / "model")
+    before = fingerprint(folder, None)
+    assert before == fingerprint(embedded, None)
+    content = bytearray((folder / file).read_bytes())
+    if file.endswith(".json"):
+        content += b" "
+    else:
+        content[len(content) // 2] ^= 1
+    (folder / file).write_bytes(content)
+    assert fingerprint(folder, None) != before
+
+
+def test_s34_of_a_large_shard_header_ends_and_blocks_are_compared(tmp_path, embedded):
+    size = 1 << 30  # a sparse file
+    begin = 8 + 2
+    for at in (None, 9, begin, begin + BLOCK - 1, size - BLOCK, size - 1, begin + BLOCK):
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.write((2).to_bytes(8, "little") + b"{}")
+            file.truncate(size)
+            if at is None:
+                same = fingerprint(tmp_path, None)
+                continue
+            file.seek(at)
+            file.write(b"!")
+        found = fingerprint(tmp_path, None)
+        assert (found != same) == (at != begin + BLOCK), at  # that one lies between two blocks
+
+
+def test_s34_ranks_with_other_weights_are_refused(tmp_path, embedded):
+    stale = shutil.copytree(embedded, tmp_path / "stale")
+    content = bytearray((stale / SHARD).read_bytes())
+    content[-2] ^= 1
+    (stale / SHARD).write_bytes(content)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    runs = [
+        Run(*PROMPT, "--model", str(folder), env=shared | {"RANK": rank, "LOCAL_RANK": "0"})
+        for rank, folder in (("0", embedded), ("1", stale))
+    ]
+    leader, other = (ran.end() for ran in runs)
+    complaint = f"{stale} or its drafter holds another configuration, vocabulary or weights"
+    assert leader == (1, "", f"error: rank 1: {complaint} than rank 0's\n") and other[0] == 1
 
 
 @pytest.mark.slow
