@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from ddtree_numba.model.config import ModelConfig, load_config, load_drafter_config  # noqa: E402
-from ddtree_numba.model.fields import CheckpointError, read_json  # noqa: E402
+from ddtree_numba.model.fields import CheckpointError, Fields, read_json  # noqa: E402
 from ddtree_numba.model.names import drafter_pieces, target_pieces  # noqa: E402
 from ddtree_numba.progress import Progress  # noqa: E402
 from golden import k26  # noqa: E402
@@ -37,6 +37,16 @@ SPARE = 1 << 30  # bytes of the disk that stay free
 PREFIX = "language_model."
 ORDER = ("F32", "I32", "BF16")  # as the safetensors library sorts tensors; then by name
 VISION = ("mm_projector.pre_norm.weight", "vision_tower.patch_embed.proj.bias")
+WRITTEN = (  # names of all that a folder gets
+    "config.json",
+    "model-*-of-*.safetensors",
+    "tiktoken.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+    "drafter/config.json",
+    "drafter/model.safetensors",
+)
 Shards = dict[Path, list[Tensor]]  # the tensors of each file, in order
 
 
@@ -49,11 +59,38 @@ def write(
 ) -> None:
     """The folder, which must be new or empty; `drafter` becomes its subfolder of that name.
 
-    CheckpointError, in one line, for a configuration that cannot be, and for lack of room.
+    CheckpointError, in one line, for a configuration that cannot be, and for lack of room. What was
+    written until then is removed: it would be in the way of the next run.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    new = not folder.exists()
+    if not new and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder}: is not an empty folder")
+    if seed < 0:
+        raise CheckpointError(f"the seed must be at least 0, not {seed}")
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _fill(folder, config, drafter, seed, progress)
+    except BaseException:
+        _remove(folder, new)
+        raise
+
+
+def _remove(folder: Path, new: bool) -> None:
+    for path in [path for pattern in WRITTEN for path in folder.glob(pattern)]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    for path in (folder / "drafter", *([folder] if new else [])):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def _fill(
+    folder: Path,
+    config: dict[str, Any],
+    drafter: dict[str, Any] | None,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
     _write_json(folder / "config.json", config)
     model = load_config(folder)
     shards = target_shards(folder, model)
@@ -145,14 +182,28 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def resized(config: dict[str, Any], layers: int | None, experts: int | None) -> dict[str, Any]:
-    """The same configuration with other numbers of layers and experts."""
-    text = config.get("text_config", config)
-    if layers is not None:
-        text["num_hidden_layers"] = layers
+def resized(
+    config: dict[str, Any],
+    layers: int | None,
+    experts: int | None,
+    path: Path = Path("config.json"),
+) -> dict[str, Any]:
+    """The same configuration with fewer layers and experts; CheckpointError names `path`."""
+    top = Fields(config, path)
+    text = top.section("text_config") or top
+    values = config if text is top else config["text_config"]
+    for option, key, count in (
+        ("--layers", "num_hidden_layers", layers),
+        ("--experts", "n_routed_experts", experts),
+    ):
+        if count is None:
+            continue
+        most = text.integer(key)
+        if not 1 <= count <= most:
+            raise CheckpointError(f"{option} {count}: {key} can be 1 to {most}")
+        values[key] = count
     if experts is not None:
-        text["n_routed_experts"] = experts
-        text["num_experts_per_tok"] = min(text["num_experts_per_tok"], experts)
+        values["num_experts_per_tok"] = min(text.integer("num_experts_per_tok"), experts)
     return config
 
 
@@ -162,13 +213,14 @@ def main(argv: list[str] | None = None) -> int:
     add("folder", type=Path, help="new or empty")
     add("--config", metavar="DIR", type=Path, help="folder of a config.json (default: K2.6's)")
     add("--drafter", metavar="DIR", type=Path, help="folder of a drafter's config.json, for one")
-    add("--layers", type=int, metavar="N", help="instead of the configuration's")
-    add("--experts", type=int, metavar="N", help="instead of the configuration's")
+    add("--layers", type=int, metavar="N", help="up to the configuration's")
+    add("--experts", type=int, metavar="N", help="up to the configuration's")
     add("--seed", type=int, default=0, metavar="N")
     options = parser.parse_args(argv)
     try:
-        config = read_json(options.config / "config.json") if options.config else k26.config()
-        config = resized(config, options.layers, options.experts)
+        path = (options.config or Path()) / "config.json"
+        config = read_json(path) if options.config else k26.config()
+        config = resized(config, options.layers, options.experts, path)
         drafter = read_json(options.drafter / "config.json") if options.drafter else None
         with Progress("writing", "B", sys.stderr) as progress:
             write(options.folder, config, drafter, options.seed, progress)

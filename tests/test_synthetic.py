@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path, capsys, monkeypatch) -
     monkeypatch.setattr(make_synthetic.shutil, "disk_usage", lambda _: usage)
     text = complaint(capsys, str(tmp_path / "new"), "--layers", "3")
     assert "25.3 GB" in text and "9.7 GB that are free" in text
-    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path, capsys, small: Path) -> None:
@@ -145,4 +145,31 @@ def test_a_write_that_fails_leaves_nothing_that_could_be_taken_for_whole(
     monkeypatch.setattr(make_synthetic.os, "replace", full)
     config = read_json(golden / "tiny" / "config.json")
     assert "No space left" in refusal(lambda: write(tmp_path / "x", config), "model-00001")
-    assert [p.name for p in (tmp_path / "x").iterdir()] == ["config.json"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (None, ["--layers", "-1"], "--layers -1: num_hidden_layers can be 1 to 6"),
+        (None, ["--layers", "99999"], "--layers 99999: num_hidden_layers can be 1 to 6"),
+        (None, ["--experts", "0"], "--experts 0: n_routed_experts can be 1 to"),
+        (None, ["--seed", "-1"], "the seed must be at least 0, not -1"),
+        (None, ["--drafter", "."], "dflash_config.target_layer_ids is missing"),
+        ({"text_config": []}, ["--layers", "2"], "text_config must be an object, not []"),
+        ({"text_config": {}}, ["--experts", "2"], "n_routed_experts is missing"),
+        ({"n_routed_experts": 4}, ["--experts", "2"], "num_experts_per_tok is missing"),
+        ({"text_config": {}}, [], "model_type is missing"),
+    ],
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_a_refused_run_leaves_nothing(
+    tmp_path, golden, capsys, monkeypatch, config, options, message, there
+) -> None:
+    (tmp_path / "odd").mkdir()
+    monkeypatch.chdir(write_config(tmp_path / "odd", config or {}))
+    source, new = golden / "tiny" if config is None else Path(), tmp_path / "new"
+    if there:
+        new.mkdir()
+    assert message in complaint(capsys, str(new), "--config", str(source), *options)
+    assert new.exists() == there and not list(new.glob("*"))
