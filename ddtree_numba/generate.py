@@ -58,6 +58,7 @@ def run(
 
     place = processes.place_of(options)
     if place is None and options.ranks == "processes":
+        processes.check(options, interrupts)
         return processes.launch(argv, options.tp)
     if place is not None and place.rank:
         return processes.follow(options, place, interrupts)

@@ -31,6 +31,7 @@ SWITCHES = {
     *("verbose", "debug", "plan", "version"),
 }
 LARGEST_CARD = 1_000_000  # GiB
+MOST_RANKS = 1024
 PLAN_OPTIONS = {"plan", "model", "drafter", "tp", "card_gib", "debug"}
 GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeliest token
 
@@ -88,7 +89,7 @@ def build_parser() -> Parser:
     )
     add(
         "--tp",
-        type=at_least(1),
+        type=at_least(1, MOST_RANKS),
         metavar="N",
         help="ranks that share the work (default: 1)",
     )
@@ -215,11 +216,13 @@ def integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
     def limited(text: str) -> int:
         value = integer(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{value} is above {most}")
         return value
 
     return limited

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ddtree_numba.interrupts import Interrupted, Interrupts
 from ddtree_numba.model.place import (
     LISTENER,
     NEWS,
@@ -33,7 +34,6 @@ from ddtree_numba.options import UsageError
 from ddtree_numba.screen import Screen, one_line
 
 if TYPE_CHECKING:
-    from ddtree_numba.interrupts import Interrupts
     from ddtree_numba.model.watch import ProcessGroup
 
 COMMAND = (sys.executable, "-m", "ddtree_numba.generate")
@@ -87,7 +87,7 @@ def tie_to_parent(place: Place) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
 
-def follow(options: argparse.Namespace, place: Place, interrupts: "Interrupts") -> int:
+def follow(options: argparse.Namespace, place: Place, interrupts: Interrupts) -> int:
     """What every rank but 0 does -> exit code. It prints nothing that rank 0 can print."""
     from ddtree_numba.model.comm_tcp import LeaderLost, RankLost
     from ddtree_numba.model.watch import ProcessGroup
@@ -130,20 +130,30 @@ class Launcher:
         inherited = {LISTENER: str(listener.fileno()), NEWS: str(reader)}
         left = {name: value for name, value in os.environ.items() if name not in inherited}
         self.ranks: list[subprocess.Popen] = []
-        for rank in range(world):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} | ({} if rank else inherited)
-            apart = subprocess.DEVNULL if rank else None
-            self.ranks.append(
-                subprocess.Popen(
-                    [*command, *argv],
-                    env=left | shared | own,
-                    stdin=apart,
-                    stdout=apart,
-                    pass_fds=() if rank else (listener.fileno(), reader),
+        try:
+            for rank in range(world):
+                if signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
+                    raise Interrupted
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} | ({} if rank else inherited)
+                apart = subprocess.DEVNULL if rank else None
+                self.ranks.append(
+                    subprocess.Popen(
+                        [*command, *argv],
+                        env=left | shared | own,
+                        stdin=apart,
+                        stdout=apart,
+                        pass_fds=() if rank else (listener.fileno(), reader),
+                    )
                 )
-            )
-        listener.close()
-        os.close(reader)
+        except BaseException:
+            os.close(self.news)
+            for started in self.ranks:
+                started.kill()
+                started.wait()
+            raise
+        finally:
+            listener.close()
+            os.close(reader)
 
     def wait(self) -> int:
         """Until all have ended -> exit code: rank 0's, or 1 if it was killed."""
@@ -191,8 +201,23 @@ def how_ended(rank: int, code: int) -> str:
     return f"rank {rank} was killed by {name}"
 
 
+def check(options: argparse.Namespace, interrupts: Interrupts) -> None:
+    """Refuse, before any rank is started, what ranks would refuse of options and configuration."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    try:
+        import numpy  # noqa: F401  # threads that it may start are to leave signals to `launch`
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    from ddtree_numba import prepare
+
+    prepare.prepare(options, Screen(quiet=True), interrupts)
+
+
 def launch(argv: Sequence[str], world: int, command: Sequence[str] = COMMAND) -> int:
-    """Run the command as `world` ranks on this machine -> exit code."""
+    """Run the command as `world` ranks on this machine -> exit code.
+
+    A signal that comes while they start ends those that have, and is then handled as ever.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # none is missed while they start
     try:
         launcher = Launcher(argv, world, command)

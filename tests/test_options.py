@@ -116,6 +116,7 @@ def test_a_prompt_may_begin_with_a_dash():
         ("x --mode tree", "invalid choice"),
         ("x --backend torch", "invalid choice"),
         ("x --tp 0", "0 is below 1"),
+        ("x --tp 99999", "99999 is above 1024"),
         ("x --budget -1", "-1 is below 0"),
         ("x --budget many", "'many' is not a whole number"),
         ("x --max-new-tokens -1", "-1 is below 0"),

@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ddtree_numba import processes
 from ddtree_numba.engine import Engine
 from ddtree_numba.led import BLOCK, fingerprint
 from ddtree_numba.model.checkpoint import INDEX
@@ -215,7 +217,22 @@ def test_descriptors_left_in_the_environment_reach_no_rank():
     assert code == 0 and err.count("\n") == 1 and "DDTREE" not in err
 
 
-def test_a_number_of_ranks_that_does_not_divide_is_refused_once():
-    code, out, err = Run("x", "--tp", "3", "--ranks", "processes").end()
-    assert (code, out) == (2, "") and err.startswith("error: --tp 3: num_attention_heads 8 / tp 3")
-    assert err.count("\n") == 1
+def test_what_can_be_refused_is_refused_before_a_rank_starts(monkeypatch, capsys):
+    monkeypatch.setattr(processes, "launch", lambda *_: pytest.fail("ranks are started"))
+    ran = run(monkeypatch, capsys, "x", "--tp", "3", "--ranks", "processes")
+    assert ran.code == 2 and ran.err.startswith("error: --tp 3: num_attention_heads 8 / tp 3")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_signal_while_ranks_start_ends_those_that_have(monkeypatch, capsys):
+    start, started = subprocess.Popen, []
+
+    def popen(*args, **named):
+        started.append(start(["sleep", "60"]))
+        signal.raise_signal(signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
+    ran = run(monkeypatch, capsys, "x", "--tp", "4", "--ranks", "processes")
+    assert (ran.code, ran.err) == (143, "interrupted before anything was decoded\n")
+    assert [one.returncode for one in started] == [-signal.SIGKILL]
