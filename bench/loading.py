@@ -111,13 +111,36 @@ def from_disk() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
+def check(options: argparse.Namespace) -> None:
+    """CheckpointError, before anything is measured, for what cannot be written."""
+    cache, figures = options.cache, options.json
+    if cache is not None:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = "is no folder" if os.path.exists(cache) else error.strerror or error
+            raise CheckpointError(f"--cache {cache}: {reason}") from None
+        if not os.access(cache, os.W_OK | os.X_OK):
+            raise CheckpointError(f"--cache {cache}: cannot be written to")
+    if figures is not None:
+        if os.path.isdir(figures):
+            raise CheckpointError(f"--json {figures}: is a folder")
+        if not os.path.isdir(figures.parent):
+            raise CheckpointError(f"--json {figures}: {figures.parent} is no folder")
+        if not os.access(figures if os.path.exists(figures) else figures.parent, os.W_OK):
+            raise CheckpointError(f"--json {figures}: cannot be written")
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     config, paths = load_config(options.folder), shard_files(options.folder)
     ops: Any = Dropped()
     if options.place == "cuda":
-        from ddtree_numba.model.cuda_backend import CudaBackend
+        from ddtree_numba.load import CUDA_DOES, choose_backend
 
-        ops = CudaBackend()
+        try:
+            ops = choose_backend("cuda", *CUDA_DOES)
+        except ValueError as error:
+            raise CheckpointError(f"--place cuda: {error}") from None
         compiled = np.zeros((1, 64, 8), np.int32), np.zeros((1, 64, 2), BF16), (64, 64)
         ops.place(Int4Matrix(*compiled), "gate_up")
 
@@ -133,8 +156,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.cache is not None:
         packed = Packed(options.cache, ops.name, ops.keep, lambda line: print(line))
         steps["and write"] = measured(lambda: load(packed), paths)
-        files = list(options.cache.glob("*.packed"))
-        steps["packed"] = measured(lambda: load(packed), files)
+        path = packed._path(options.folder, options.rank, options.tp)
+        if path.is_file():  # else a line has said why not
+            steps["packed"] = measured(lambda: load(packed), [path])
     rates.append(sequential(paths))
     show.close()
     kept = total(plan(config, tp=options.tp).target).rank_bytes
@@ -170,13 +194,18 @@ def main(argv: list[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="the figures, too")
     options = parser.parse_args(argv)
     try:
+        check(options)
         result = measure(options)
     except CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(render(result))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        try:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+        except OSError as error:
+            print(f"error: --json {options.json}: {error.strerror or error}", file=sys.stderr)
+            return 1
     first = result["steps"]["checkpoint"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(first["share"] < LEAST_SHARE or peak > MOST_BYTES)
