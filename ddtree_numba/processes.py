@@ -156,8 +156,12 @@ class Launcher:
             os.close(reader)
 
     def wait(self) -> int:
-        """Until all have ended -> exit code: rank 0's, or 1 if it was killed."""
-        deadline = float("inf")
+        """Until all have ended -> exit code: rank 0's, or 1 if it was killed.
+
+        On a second signal rank 0 ends at once; if it cannot, all are killed, and the code is that
+        of the signal.
+        """
+        deadline, heard = float("inf"), list[int]()
         while any([rank.poll() is None for rank in self.ranks]):  # a list: all are polled
             self.tell()
             if self.told or self.ranks[0].returncode is not None:
@@ -165,18 +169,23 @@ class Launcher:
             left = deadline - time.monotonic()
             if left <= 0:
                 self.killed = True
+                self.told = self.told or f"rank 0 did not end within {FAREWELL:g} s of a signal"
                 for rank in self.ranks:
                     rank.kill()  # does nothing to one that has ended
             happened = signal.sigtimedwait(WATCHED, min(max(left, 0.1), 3600))
             if happened is None or happened.si_signo == signal.SIGCHLD:
                 continue
+            heard.append(happened.si_signo)
+            if len(heard) > 1:
+                deadline = min(deadline, time.monotonic() + FAREWELL)
             if happened.si_code <= 0:  # not from a terminal, which signals rank 0 as well
                 self.ranks[0].send_signal(happened.si_signo)
         self.tell()
         code = self.ranks[0].returncode
         if code < 0:
             Screen().error(f"error: {self.told if self.killed else how_ended(0, code)}")
-        return 1 if code < 0 else code
+            return 128 + heard[-1] if self.killed and len(heard) > 1 else 1
+        return code
 
     def tell(self) -> None:
         """Rank 0 of the first other rank that ended badly; remember it."""

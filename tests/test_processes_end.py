@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import termios
+import time
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +99,17 @@ def test_c07_ctrl_c_ends_all_ranks(point: str):
 @pytest.mark.parametrize("point", POINTS)
 def test_c07_ctrl_c_ends_all_ranks_anywhere(rank: int, point: str):
     check_interrupted(rank, point)
+
+
+def test_c07_a_second_signal_ends_a_run_whose_rank_0_stands_still():
+    ran = faulty(0, "commit", "stop")
+    while not any(") T " in Path(f"/proc/{one}/stat").read_text() for one in ran.left()):
+        assert ran.process.poll() is None
+    for _ in range(2):
+        ran.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    code, _, err = ran.end(15)
+    assert (code, err) == (130, "error: rank 0 did not end within 5 s of a signal\n")
 
 
 def test_c07_ranks_end_with_their_parent():
