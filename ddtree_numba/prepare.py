@@ -141,9 +141,8 @@ def read_configs(
     options: argparse.Namespace,
 ) -> "tuple[Path, ModelConfig, DrafterConfig | None]":
     """(folder, configuration, the drafter's) of the model, which --backend and --tp must fit."""
-    cache = Path(options.cache or ".")
-    if cache.exists() and not cache.is_dir():
-        raise UsageError(f"--cache {cache}: is no folder")
+    if options.cache is not None:
+        check_cache(options.cache)
     for name in ("model", "drafter"):
         path = getattr(options, name)
         if path is not None and not Path(path).is_dir():
@@ -167,6 +166,18 @@ def read_configs(
     except CheckpointError as error:
         raise UsageError(f"--tp {options.tp}: {error}") from None
     return folder, config, drafter_config
+
+
+def check_cache(cache: str) -> None:
+    """UsageError for what can be no folder; one that is not there is made when it is needed."""
+    if not cache:
+        raise UsageError("--cache: the text is empty")
+    try:
+        folder = Path(cache).is_dir() or not Path(cache).exists()
+    except OSError as error:  # too long, or in a folder that may not be looked into
+        raise UsageError(f"--cache {cache}: {error.strerror}") from None
+    if not folder:
+        raise UsageError(f"--cache {cache}: is no folder")
 
 
 def _of_option(error: ValueError) -> UsageError:
