@@ -70,11 +70,17 @@ class Round:
 
 def play(state: Round, ranks: Ranks, plan: Plan) -> None:
     """One round."""
-    draft(state, ranks, plan)
-    build(state, ranks, plan)
-    verify(state, ranks, plan)
-    accept(state, ranks)
-    commit(state, ranks)
+    span = ranks.ops.span
+    with span("draft"):
+        draft(state, ranks, plan)
+    with span("build"):
+        build(state, ranks, plan)
+    with span("verify"):
+        verify(state, ranks, plan)
+    with span("accept"):
+        accept(state, ranks)
+    with span("commit"):
+        commit(state, ranks)
 
 
 def draft(state: Round, ranks: Ranks, plan: Plan) -> None:

@@ -1,7 +1,7 @@
 """The operations that models are written against, as one backend offers them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,10 @@ class NumpyBackend:
     def constant(self, function: Callable[..., np.ndarray], *arguments: Any) -> np.ndarray:
         """What a function of constants gives, where the operations read it."""
         return function(*arguments)
+
+    def span(self, name: str) -> AbstractContextManager:
+        """A range by that name in a profiler; numpy has none."""
+        return nullcontext()
 
     def beside(self, call: Callable[[], np.ndarray]) -> np.ndarray:
         """A call's result; backends may make it beside what follows, until `moe_int4` takes it."""

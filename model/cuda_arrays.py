@@ -7,6 +7,7 @@ nobody holds it.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ class CudaArrays:
     """Memory of the current device; activations and cache are bfloat16."""
 
     dtype = BF16
+    _nvtx: Any = None
 
     def __init__(self) -> None:
         self.device = check_device()
         import cupy
 
         self.xp = cupy
+        self._nvtx = _profiler_ranges()
         self.stream, self.side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self._beside: Any = None  # where the side stream stands, if the stream must wait for it
         self.pool = cupy.cuda.MemoryPool()
@@ -97,6 +100,18 @@ class CudaArrays:
             graph = self.stream.end_capture()
         return graph
 
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """A range by that name in a profiler (NVTX): what the host starts inside."""
+        if self._nvtx is None:
+            yield
+            return
+        self._nvtx.RangePush(name)
+        try:
+            yield
+        finally:
+            self._nvtx.RangePop()
+
     def beside(self, call: Callable[[], Array]) -> Array:
         """A call's result, made beside what follows on the stream, until `rejoin`."""
         assert self._beside is None, "one call at a time"
@@ -118,7 +133,8 @@ class CudaArrays:
         return event
 
     def launch(self, graph: Any) -> None:
-        graph.launch(self.stream)
+        with self.span("round"):
+            graph.launch(self.stream)
 
     def graph_seconds(self, graph: Any) -> float:
         """Device time of one launch."""
@@ -190,3 +206,23 @@ class CudaArrays:
             with self.lasting():
                 made.append(self.xp.zeros(words, dtype))  # captured graphs keep the smaller ones
         return made[-1]
+
+
+def _profiler_ranges() -> Any:
+    """CuPy's NVTX, where it was built with it."""
+    try:
+        from cupy.cuda import nvtx
+    except ImportError:
+        return None
+    return nvtx if nvtx.available else None
+
+
+def ranged(operation: Callable) -> Callable:
+    """An operation of a backend that shows in profilers by its name."""
+
+    @wraps(operation)
+    def call(self: CudaArrays, *given: Any, **options: Any) -> Any:
+        with self.span(operation.__name__):
+            return operation(self, *given, **options)
+
+    return call

@@ -31,7 +31,7 @@ from ddtree_numba.kernels import (
 )
 from ddtree_numba.kernels.row_settings import Settings, settings
 from ddtree_numba.model.cache import PAGE
-from ddtree_numba.model.cuda_arrays import Array, CudaArrays
+from ddtree_numba.model.cuda_arrays import Array, CudaArrays, ranged
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.spec.next_token import SamplingParams
 from ddtree_numba.spec.numerics import BF16, F32, Int4Matrix
@@ -289,3 +289,8 @@ class CudaBackend(CudaArrays):
         )
         self._planned, self._plan = step, space
         return space
+
+
+for method, operation in list(vars(CudaBackend).items()):
+    if callable(operation) and not method.startswith("_"):
+        setattr(CudaBackend, method, ranged(operation))

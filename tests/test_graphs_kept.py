@@ -235,3 +235,21 @@ def test_of_many_graphs_the_latest_are_kept(monkeypatch):
         budgets = [plan.budget for plan, _, _ in graphs.rounds.captured]
         assert len(budgets) <= 3 and budget in budgets
     assert 2 in budgets and 5 in budgets
+
+
+def test_a_profiler_sees_verbs_and_operations_by_name(monkeypatch):
+    seen: list[str] = []
+    ops = object.__new__(CudaBackend)
+    ops._nvtx = SimpleNamespace(RangePush=seen.append, RangePop=lambda: seen.append("end"))
+    monkeypatch.setattr("ddtree_numba.model.cuda_backend.linear.linear", lambda *_, out, **__: out)
+    ops.xp = SimpleNamespace(empty=np.empty)
+    with ops.span("verify"):
+        assert ops.linear(np.zeros((1, 64)), np.zeros((8, 64))).shape == (1, 8)
+    assert seen == ["verify", "linear", "end", "end"]
+    with pytest.raises(ZeroDivisionError), ops.span("commit"):
+        seen.append(1 // 0)
+    assert seen[-2:] == ["commit", "end"]
+    ops._nvtx = None
+    with ops.span("draft"):
+        pass
+    assert len(seen) == 6
