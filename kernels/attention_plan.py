@@ -27,7 +27,8 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.numerics import divided
 
 THREADS = CANDIDATES = 128
-FINENESS = 64  # candidates from the mean load, or the longest piece, to its double
+FINENESS_SHIFT = 6  # log2 of the candidates from the mean load, or the longest piece, to its double
+FINENESS = 1 << FINENESS_SHIFT
 CHUNK_SHIFT = CHUNK.bit_length() - 1
 ITEM = 8  # integers
 PIECE = 1  # estimated time of a piece as such, in chunks
@@ -35,8 +36,9 @@ PIECE = 1  # estimated time of a piece as such, in chunks
 
 @cuda.jit(device=True, inline="always")
 def candidate(least, i):
-    """The capacity number i."""
-    return int32(least + (least >> 6) * i + ((least & 63) * i >> 6))  # FINENESS is 64
+    """The capacity number i: least * (1 + i / FINENESS), where least * i may exceed 32 bits."""
+    whole, rest = least >> FINENESS_SHIFT, least & (FINENESS - 1)
+    return int32(least + whole * i + (rest * i >> FINENESS_SHIFT))
 
 
 @cache

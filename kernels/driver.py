@@ -126,6 +126,11 @@ def launch_error(name: str, status: int, grid: Any) -> DeviceError:
     return DeviceError(f"{name}: launch failed, {api().CUresult(status).name}, grid {grid}")
 
 
+def blocks_that_fit(block: int, multiprocessor: int) -> int:
+    """By shared memory, in bytes: of a block, of a multiprocessor."""
+    return multiprocessor // (block + RESERVED)
+
+
 def require_shared(kernel: Compiled, dynamic: int, limit: int) -> None:
     """`limit` is the device's opt-in limit of a block; static arrays count too."""
     available = limit - kernel.shared_bytes
@@ -144,6 +149,7 @@ def load_function(kernel: Compiled) -> tuple[Any, Any]:
     return code, call("cuKernelGetFunction", code.get_kernel(kernel.name).handle)
 
 
+RESERVED = 1024  # bytes of shared memory that the system takes for each block
 DIVISION = 65  # percent of L1 that is shared memory: loads under way need the rest
 POINTER = "n"  # code of an argument that is an array on the device, or None; "n" packs fastest
 # What a launch runs, made for each kernel: no loop, one call that writes configuration and

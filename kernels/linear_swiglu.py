@@ -15,14 +15,13 @@ from ddtree_numba.kernels.arguments import bf16, read, require, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.linear import Way, linear, product, rows_through, way_of
 from ddtree_numba.kernels.swiglu import silu_and_mul, swiglu
-from ddtree_numba.kernels.vector import rounded
+from ddtree_numba.kernels.vector import WIDTH, rounded
 from ddtree_numba.spec.numerics import BF16, F32
 
 THREADS = 64
 EACH = 4  # columns of a thread: loads of 16 bytes
 AT_ONCE = 4  # parts whose loads are under way together
 HELD = AT_ONCE * EACH
-WIDTH = 8  # that I must divide into, as in `swiglu`
 
 
 @cache

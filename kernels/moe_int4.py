@@ -37,7 +37,6 @@ from ddtree_numba.spec.numerics import BF16
 BUSY = 8  # pairs an expert, on average, from which wide tiles pay
 MOST_PRODUCTS = 16 << 20  # float32 of y at a time, 64 MiB: half the L2 of an RTX PRO 6000
 UNGROUPED = 0  # instead of the columns of a tile
-RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def _resident(program: Program, device: int | None) -> int:
     if device is None:
         return 2 * program.blocks
     shared = driver.attribute(device, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR")
-    fitting = shared // (program.kernel.shared_bytes + RESERVED)
+    fitting = driver.blocks_that_fit(program.kernel.shared_bytes, shared)
     return driver.attribute(device, "MULTIPROCESSOR_COUNT") * min(program.blocks, fitting)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_numba.kernels import attention_merge, attention_partials, attention_plan
+from ddtree_numba.kernels import attention_merge, attention_partials, attention_plan, driver
 from ddtree_numba.kernels.arguments import require
 from ddtree_numba.kernels.attention_merge import MOST, SPAN
 from ddtree_numba.kernels.attention_plan import ITEM
@@ -27,7 +27,6 @@ from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.spec.numerics import BF16
 
 UNITS = 1, 3, 5  # of a piece, that kernels are made for: five fill the registers
-RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Workspace:
 def resident(units: int, width: int, latent: int, multiprocessors: int, shared: int) -> int:
     """Blocks that run at a time where a request has `units`; shared: bytes of a multiprocessor."""
     most = compiled_units(units)
-    fitting = shared // (Layout(width, latent, most).bytes + RESERVED)
+    fitting = driver.blocks_that_fit(Layout(width, latent, most).bytes, shared)
     return multiprocessors * max(min(fitting, 2 if most == 1 else 1), 1)
 
 
