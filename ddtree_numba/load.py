@@ -31,7 +31,6 @@ from ddtree_numba.tokenizer import Tokenizer
 EMBEDDED = Path(__file__).parent / "tiny"
 BACKENDS = ("auto", "numpy", "cuda")
 CUDA_DOES = ("bfloat16", 1)  # dtype, number of ranks
-CUDA_BLOCK_ROWS = 128  # of a drafter's block, those of all heads that share a key head
 
 
 @dataclass
@@ -76,18 +75,23 @@ def has_driver() -> bool:
     return True
 
 
-def choose_backend(backend: str, dtype: str, tp: int) -> Backend:
+def choose_backend(
+    backend: str, dtype: str, tp: int, note: Callable[[str], None] = lambda line: None
+) -> Backend:
     """The operations to run on. `auto` is cuda where it can run, else numpy.
 
-    ValueError, in one line, for a backend that is unknown or cannot run here.
+    note(line) says why cuda does not run although there is a driver. ValueError, in one line, for a
+    backend that is unknown or cannot run here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if backend == "auto":
+        if (dtype, tp) != CUDA_DOES or not has_driver():
+            return NumpyBackend(dtype)
         try:
-            wanted = (dtype, tp) == CUDA_DOES and has_driver()
-            return choose_backend("cuda" if wanted else "numpy", dtype, tp)
-        except ValueError:  # no packages, no device, or too old a driver
+            return choose_backend("cuda", dtype, tp)
+        except ValueError as error:
+            note(f"{error}; numpy is used instead")
             return NumpyBackend(dtype)
     if backend == "numpy":
         return NumpyBackend(dtype)
@@ -107,8 +111,10 @@ def choose_backend(backend: str, dtype: str, tp: int) -> Backend:
 
 def check_block(drafter: DrafterConfig) -> None:
     """CheckpointError if the drafter's block has more rows than cuda's attention takes."""
+    from ddtree_numba.kernels.draft_attention import MOST_ROWS  # there with cuda alone
+
     shared = drafter.num_attention_heads // drafter.num_key_value_heads
-    most = CUDA_BLOCK_ROWS // shared
+    most = MOST_ROWS // shared
     if drafter.block_size > most:
         raise CheckpointError(
             f"drafter block_size {drafter.block_size}: backend 'cuda' takes up to {most} with"
@@ -137,11 +143,13 @@ def load_checkpoint(
 ) -> Loaded:
     """Read configuration, tokenizer and every rank's weights, or those of the rank of `comm`.
 
-    Packed weights are read from the folder `cache`, or written there; note(line) says why not.
+    Packed weights are read from the folder `cache`, or written there. note(line) says why not, and
+    why `auto` is not cuda.
     Raises CheckpointError or ValueError, in one line.
     """
     begin = time.perf_counter()
-    ops = choose_backend(backend, dtype, tp)
+    note = note or _complain
+    ops = choose_backend(backend, dtype, tp, note)
     folder = Path(folder)
     config = load_config(folder)
     draft_folder = drafter_folder(folder, drafter)
@@ -157,7 +165,7 @@ def load_checkpoint(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens,"
             f" config.json a vocab_size of {config.vocab_size}"
         )
-    packed = None if cache is None else Packed(Path(cache), ops.name, ops.keep, note or _complain)
+    packed = None if cache is None else Packed(Path(cache), ops.name, ops.keep, note)
     weights = []
     for rank in range(tp) if comm is None else [comm.rank]:
         report = partial(_share, progress, rank, tp) if progress and comm is None else progress

@@ -61,13 +61,16 @@ def test_backend_auto_is_numpy_without_a_device(monkeypatch):
     cuda = SimpleNamespace(CudaBackend=none)
     monkeypatch.setitem(sys.modules, "ddtree_numba.model.cuda_backend", cuda)
     monkeypatch.setattr(load, "has_driver", lambda: True)
-    assert load.choose_backend("auto", "bfloat16", 1).name == "numpy"
+    notes: list[str] = []
+    assert load.choose_backend("auto", "bfloat16", 1, notes.append).name == "numpy"
+    assert notes == ["backend 'cuda': no NVIDIA device is visible; numpy is used instead"]
     with pytest.raises(ValueError, match="backend 'cuda': no NVIDIA device is visible"):
         load.choose_backend("cuda", "bfloat16", 1)
 
 
 @pytest.mark.parametrize("block, refused", [(16, False), (17, True)])
 def test_a_block_that_cuda_cannot_take_is_refused(block, refused):
+    pytest.importorskip("numba.cuda")
     drafter = SimpleNamespace(num_attention_heads=64, num_key_value_heads=8, block_size=block)
     if not refused:
         return load.check_block(drafter)
