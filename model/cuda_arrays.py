@@ -50,6 +50,7 @@ class CudaArrays:
                 yield
         finally:
             self._active = False
+            self._beside = None  # of a call that failed
 
     def array(self, host: Any) -> Array:
         """A host array on the device; one that is there already as it is."""

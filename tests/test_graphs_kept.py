@@ -15,6 +15,7 @@ from ddtree_numba.kernels.row_settings import settings
 from ddtree_numba.model.cuda_arrays import CudaArrays
 from ddtree_numba.model.cuda_backend import CudaBackend
 from ddtree_numba.sampling import SamplingParams
+from tests import fake_cupy
 from tests.scripted import count_up, scripted_engine, some_right
 from tests.test_graphs import PROMPTS, Device, ahead, decode
 
@@ -253,3 +254,17 @@ def test_a_profiler_sees_verbs_and_operations_by_name(monkeypatch):
     with ops.span("draft"):
         pass
     assert len(seen) == 6
+
+
+def test_work_beside_that_failed_is_not_waited_for():
+    with fake_cupy.installed():
+        ops = CudaBackend()
+        with pytest.raises(ZeroDivisionError), ops.active():
+            ops.beside(lambda: 1 // 1)
+            raise ZeroDivisionError
+        with ops.active():
+            assert ops.beside(lambda: 2) == 2
+            with pytest.raises(AssertionError, match="one call at a time"):
+                ops.beside(lambda: 3)
+            ops.rejoin()
+            assert ops.beside(lambda: 4) == 4
