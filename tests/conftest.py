@@ -46,6 +46,23 @@ def engine(embedded: Path):
     return Engine.load(embedded, backend="numpy")
 
 
+@pytest.fixture
+def tiny(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """A small checkpoint of random numbers."""
+    from tests.checkpoints import write_tiny
+
+    write_tiny(tmp_path / "tiny", rng)
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder for packed weights, see `tests/kept.py`."""
+    from tests.kept import Kept
+
+    return Kept(tmp_path / "kept", monkeypatch)
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """Print what tests left by `record_property("summary", text)`, from xdist's workers too."""
     lines = [

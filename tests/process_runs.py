@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,12 +11,16 @@ import uuid
 from pathlib import Path
 
 from tests.command import ROOT
-from tests.test_comm_tcp import free_port
 
 MARK = "DDTREE_NUMBA_TEST_MARK"  # in the environment of all processes of a run
 PROMPT = ["import unittest", "--max-new-tokens", "40", "--budget", "8", "--ignore-eos"]
 APART = ["--ranks", "processes", "--tp", "2"]
 LIMIT = 10.0  # seconds from a fault to the end of all processes
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 class Run:

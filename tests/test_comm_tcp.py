@@ -19,6 +19,7 @@ from ddtree_numba.model.rendezvous import meet
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.verbs import Plan
+from tests.process_runs import free_port
 
 RIGHT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "9"}
 
@@ -110,11 +111,6 @@ def test_c02_a_lost_rank_is_named():
         apart[2].links[0].close()
         got = together(apart[0].barrier, apart[1].barrier, lambda: apart[0].close())
     assert str(got[1]) == "rank 0 is gone" and str(got[0]).endswith("is gone")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def place(rank: int, world: int, port: int, **named) -> Place:

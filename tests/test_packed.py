@@ -19,21 +19,10 @@ from ddtree_numba.model.loader import load_drafter, load_target
 from ddtree_numba.model.packed_file import END, MAGIC, Writer
 from ddtree_numba.model.plan import plan, total
 from ddtree_numba.spec.numerics import Int4Matrix
-from tests.checkpoints import edit_tensors, shard_of, write_tiny
-from tests.kept import Kept, equal
+from tests.checkpoints import edit_tensors, shard_of
+from tests.kept import equal
 
 NORM = "language_model.model.norm.weight"
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, rng: np.random.Generator) -> Path:
-    write_tiny(tmp_path / "tiny", rng)
-    return tmp_path / "tiny"
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    return Kept(tmp_path / "kept", monkeypatch)
 
 
 @pytest.mark.parametrize("world", [1, 8])

@@ -4,29 +4,15 @@ import fcntl
 import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ddtree_numba.model import packed as packed_module
 from ddtree_numba.model.config import load_config
 from ddtree_numba.model.loader import load_target
 from ddtree_numba.model.packed_file import Writer
-from tests.checkpoints import write_tiny
-from tests.kept import Kept, equal
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, rng: np.random.Generator) -> Path:
-    write_tiny(tmp_path / "tiny", rng)
-    return tmp_path / "tiny"
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    return Kept(tmp_path / "kept", monkeypatch)
+from tests.kept import equal
 
 
 def test_an_interrupted_load_leaves_no_file(tiny, kept) -> None:

@@ -16,8 +16,7 @@ from ddtree_numba.led import BLOCK, fingerprint
 from ddtree_numba.model.checkpoint import INDEX
 from ddtree_numba.sampling import SamplingParams
 from tests.command import ROOT, run
-from tests.process_runs import APART, PROMPT, Run, launched
-from tests.test_comm_tcp import free_port
+from tests.process_runs import APART, PROMPT, Run, free_port, launched
 from tests.test_golden import LINES, SURE
 
 SHARD = "model-00004-of-000007.safetensors"
