@@ -53,7 +53,7 @@ def choose(world: int, size: int, link: str = "nvlink") -> str:
     return min(times, key=times.__getitem__)
 
 
-def _blocks(items: int, threads: int, most: int) -> int:
+def even_blocks(items: int, threads: int, most: int) -> int:
     """Blocks that share the items evenly: as few rounds as possible, then as few blocks."""
     rounds = max(-(-items // (threads * most)), 1)
     return -(-items // (threads * rounds))
@@ -86,7 +86,7 @@ def launches(
         some, there = x[first : first + most], out[first : first + most]
         units = some.size * x.itemsize // unit
         items = -(-units // (EACH if pull else world if shots == 2 else 1))
-        grid = _blocks(items, kernel.threads, peers.blocks)
+        grid = even_blocks(items, kernel.threads, peers.blocks)
         fixed = peers.control, peers.abort, peers.limit, peers.patience, peers.rank
         mine = parts[peers.rank]
         yield kernel, grid, (some, there, *parts, mine, *fixed, units, half, int(peers.early))

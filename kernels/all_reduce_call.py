@@ -1,4 +1,4 @@
-"""What every method of `all_reduce` shares: the call's number, waits that end, the ordered sum.
+"""What the methods of `all_reduce` and `all_gather` share: the call's number, waits, ordered sum.
 
 A rank counts its calls in device memory, so that a graph can be replayed unchanged. The number is
 the call's epoch: what belongs to a call carries it, and its lowest bit picks one of two buffers.

@@ -46,12 +46,33 @@ def each_of(world: int) -> int:
 
 
 @cache
+def lay_out(moved: int, per: int):
+    """A device function that copies x to where the peers read it, `moved` pieces of a thread
+    together; `per` elements of x are a piece."""
+
+    @cuda.jit(device=True, inline="always")
+    def lay(x, before, mine, base, pieces, words):
+        step, last = cuda.gridDim.x * THREADS, int32(pieces - 1)
+        i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+        while i < pieces:
+            for n in range(moved):
+                load(x, (before + min(i + n * step, last)) * per, words, n)
+            for n in range(moved):
+                if i + n * step < pieces:
+                    store(mine, base + (i + n * step) * 4, words, n)
+            i += moved * step
+
+    return lay
+
+
+@cache
 def make(world: int, element, shots: int) -> Kernel:
     per = PIECE // read(element).dtype.itemsize
     each = each_of(world)
     moved = each * world  # pieces that a thread copies together
     count, apart = 4 * moved, 1 if shots == 1 else world
-    meet, add_up = meet_blocks(world), ordered_sum(world, element, 4)
+    lay, meet = lay_out(moved, per), meet_blocks(world)
+    add_up = ordered_sum(world, element, 4)
 
     @kernel(
         threads=THREADS,
@@ -91,14 +112,8 @@ def make(world: int, element, shots: int) -> Kernel:
         start = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
         step = cuda.gridDim.x * THREADS
         last = int32(pieces - 1)
-        i = int32(start)
-        while i < pieces and stopped == 0:
-            for n in range(moved):
-                load(x, min(i + n * step, last) * per, words, n)
-            for n in range(moved):
-                if i + n * step < pieces:
-                    store(mine, base + (i + n * step) * 4, words, n)
-            i += moved * step
+        if stopped == 0:
+            lay(x, 0, mine, base, pieces, words)
         flags = cuda.blockIdx.x * MOST_RANKS
         stopped = meet(peers, mine, flags, stopped, call)
         i = int32(start)

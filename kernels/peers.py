@@ -1,4 +1,4 @@
-"""What a rank of `all_reduce` knows of its group: memory that its peers reach, and its own state.
+"""What a rank of `all_reduce` and `all_gather` knows: memory that its peers reach, its own state.
 
 Each rank owns a region of device memory (or of pinned host memory) that all ranks read and write.
 A region holds lines, then flags, then pieces, lines and pieces twice: see `all_reduce_call.py`.
@@ -111,11 +111,11 @@ class Peers:
         return (*parts, *[None] * (MOST_RANKS - len(parts)))
 
     def failure(self) -> str | None:
-        """Why a call ended without its sum, or None. Reads the error word: synchronises."""
+        """Why a call ended without its result, or None. Reads the error word: synchronises."""
         word = int(self.control[ERROR])
         if word & 0xFF == ABORTED:
-            return f"rank {self.rank}: all_reduce was aborted while it waited for rank {word >> 8}"
+            return f"rank {self.rank}: its wait for rank {word >> 8} was aborted"
         if word & 0xFF == LATE:
             seconds = self.limit / 1e9
-            return f"rank {self.rank}: rank {word >> 8} came to no all_reduce within {seconds:g} s"
+            return f"rank {self.rank}: rank {word >> 8} did not come within {seconds:g} s"
         return None

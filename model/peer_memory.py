@@ -1,4 +1,4 @@
-"""Exchange memory of the ranks of a group, for `kernels/all_reduce.py`.
+"""Exchange memory of the ranks of a group, for `kernels/all_reduce.py` and `all_gather.py`.
 
     memory = connect(rank, world, room, gather)             # processes, each with its GPU
     all_reduce(x, memory.peers, out=out, stream=stream)
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_numba.kernels.all_reduce import METHODS, all_reduce, ready
+from ddtree_numba.kernels import all_gather, all_reduce
 from ddtree_numba.kernels.all_reduce_call import CONTROL_WORDS
 from ddtree_numba.kernels.arguments import bf16
 from ddtree_numba.kernels.driver import DeviceError
@@ -82,7 +82,8 @@ class PeerMemory:
         regions = tuple(self._at(address, self.room.words) for address in addresses)
         abort = self._at(self._pinned.ptr, 1)
         self.peers = Peers(self.rank, regions, self.room, self.control, abort, **self.options)
-        ready(self.world, bf16)
+        all_reduce.ready(self.world, bf16)
+        all_gather.ready(self.world)
 
     def abort(self) -> None:
         """End all waits of this rank, from any thread, at once and for good."""
@@ -149,7 +150,7 @@ def self_test(memories: Sequence[PeerMemory], sizes: Sequence[int] = SIZES) -> l
     for memory in memories:
         assert memory.peers is not None, "not joined"
         group.append(replace(memory.peers, limit=min(memory.peers.limit, TEST_LIMIT)))
-    for method in METHODS:
+    for method in all_reduce.METHODS:
         for size in sizes:
             partials = _partials(memories[0].world, size)
             expected = spec.all_reduce(partials)
@@ -161,7 +162,7 @@ def self_test(memories: Sequence[PeerMemory], sizes: Sequence[int] = SIZES) -> l
             for memory in memories:
                 memory.stream.synchronize()  # nothing is allocated or copied while a rank waits
             for memory, peers, x, out in zip(memories, group, xs, outs, strict=True):
-                all_reduce(x, peers, out=out, method=method, stream=memory.stream)
+                all_reduce.all_reduce(x, peers, out=out, method=method, stream=memory.stream)
             for memory, peers, out in zip(memories, group, outs, strict=True):
                 got = out.get(stream=memory.stream)
                 failure = peers.failure()

@@ -15,7 +15,7 @@ OPERATIONS = [
     *("draft_topk", "tree_build", "tree_links", "tree_mask", "tree_accept"),
     *("cache_commit", "next_token", "round_advance"),
     *("embed", "rms_norm", "rope", "linear", "absorb", "kv_append", "tree_attention", "router"),
-    *("moe_int4", "swiglu", "all_reduce"),
+    *("moe_int4", "swiglu", "all_reduce", "all_gather"),
     *("norm_rope_append", "absorb_rope", "linear_swiglu"),  # composed of those
     "draft_attention",
 ]

@@ -141,8 +141,8 @@ def test_a_wait_for_a_rank_that_never_comes_ends(method, rng):
     outs = [np.empty_like(x) for x in partials]
     calls = [next(launches(partials[r], peers[r], outs[r], method)) for r in (0, 2)]
     simt.run_together([simt.Launch(k, grid, k.threads, a) for k, grid, a in calls])
-    assert peers[0].failure() == "rank 0: rank 1 came to no all_reduce within 0 s"
-    assert peers[2].failure() == "rank 2: rank 1 came to no all_reduce within 0 s"
+    assert peers[0].failure() == "rank 0: rank 1 did not come within 0 s"
+    assert peers[2].failure() == "rank 2: rank 1 did not come within 0 s"
     assert peers[1].failure() is None
     all_reduce(partials[0], peers[0], out=outs[0], method=method)  # does not wait
 
@@ -152,7 +152,7 @@ def test_an_abort_ends_a_wait(method, rng):
     peers, x = group(2, patience=16), wide(rng, 1, 48)
     peers[0].abort[0] = 1
     all_reduce(x, peers[0], out=np.empty_like(x), method=method)
-    assert peers[0].failure() == "rank 0: all_reduce was aborted while it waited for rank 1"
+    assert peers[0].failure() == "rank 0: its wait for rank 1 was aborted"
 
 
 def test_what_does_not_fit_is_named():
