@@ -128,9 +128,8 @@ def make(
                     keys[row] = best
                 else:
                     out[row] = token_of(best)
-                state[base + TOP] = 0
-                state[base + WINNER] = 0
-                state[base + FLOOR] = 0
+                for n in range(STATE):  # all of them: a call of other rows has bins there
+                    state[base + n] = 0
 
     return next_token_kernel
 
