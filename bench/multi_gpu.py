@@ -133,7 +133,7 @@ def keep(result: dict, folder: Path) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.multi_gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, help="GPUs to use, by default all that are visible")
-    parser.add_argument("--soak", type=int, default=300_000, help="all-reduces of the soak")
+    parser.add_argument("--soak", type=int, default=300_000, help="calls of the soak")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     options = parser.parse_args(arguments)
 

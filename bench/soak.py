@@ -1,9 +1,9 @@
-"""All-reduce for a long time: values made, summed and compared on the device, in graphs.
+"""All-reduce and all-gather for a long time: values made, exchanged and compared in graphs.
 
-A step is four kernels: wait a random time and fill x, all-reduce, compare every word with the sum
-in rank order, count the step. What a rank fills is a function of step, rank and place, so that each
-rank knows what all of them had. The sum in reverse order is compared as well and must differ
-somewhere, or the comparison would not see the order at all.
+A step is four kernels: wait a random time and fill x, exchange, compare every word with the sum in
+rank order or with what each rank had, count the step. What a rank fills is a function of step, rank
+and place, so that each rank knows what all of them had. The sum in reverse order is compared as
+well and must differ somewhere, or the comparison would not see the order at all.
 """
 
 from functools import cache
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, int32, uint32, uint64
 
-from ddtree_numba.kernels import ptx
-from ddtree_numba.kernels.all_reduce import METHODS, all_reduce
+from ddtree_numba.kernels import all_gather, all_reduce, ptx
 from ddtree_numba.kernels.arguments import bf16, read, update, write
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.spec.numerics import BF16
@@ -85,6 +84,21 @@ def make_compare(world: int) -> Kernel:
     return compare
 
 
+@kernel(threads=THREADS, pdl=True)
+@cuda.jit
+def compare_gathered(out: read(bf16), counts: update(uint32), words: int32, width: int32):
+    """Joined rows of `width` words of each rank."""
+    ptx.wait_for_previous()
+    step = counts[STEP]
+    i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    while i < words:
+        column, world = i % width, cuda.gridDim.y
+        at = int32((i // width * world + cuda.blockIdx.y) * width + column)
+        if ptx.ldg1(out, 2 * at) != two_values(i, step, cuda.blockIdx.y):
+            ptx.atom_add(counts, WRONG, 1)
+        i += cuda.gridDim.x * THREADS
+
+
 @kernel(threads=32, pdl=True)
 @cuda.jit
 def next_step(counts: update(uint32)):
@@ -94,26 +108,43 @@ def next_step(counts: update(uint32)):
 
 
 class Soak:
-    """One rank's soak: `steps` of every method and number of rows, as a graph that is replayed."""
+    """One rank's soak: `steps` of every method and number of rows, as a graph that is replayed.
+
+    Sums and gathers alternate.
+    """
 
     def __init__(self, memory: Any, rows: tuple[int, ...], blocks: int = 16, delay=MOST_DELAY):
         cupy = memory.cupy
         self.memory = memory
-        self.steps = [(method, n) for n in rows for method in METHODS]
+        gathers = 2 * all_gather.METHODS
+        self.steps = [
+            step
+            for n in rows
+            for sum_by, gather_by in zip(all_reduce.METHODS, gathers, strict=True)
+            for step in (("sum", sum_by, n), ("gather", gather_by, n))
+        ]
         with memory.stream:
             self.counts = cupy.zeros(3, np.uint32)
             x = cupy.zeros((max(rows), WIDTH), BF16)
             other = cupy.zeros_like(x)
+            joined = cupy.zeros(memory.world * x.size, BF16)
         compare, rank = make_compare(memory.world), memory.rank
-        for each in (fill, compare, next_step):
+        for each in (fill, compare, compare_gathered, next_step):
             each.ready()
 
         def work(stream: Any) -> None:
-            for number, (method, n) in enumerate(self.steps):
-                words, out = n * WIDTH // 2, (x, other)[number % 2][:n]
+            for number, (kind, method, n) in enumerate(self.steps):
+                words, given = n * WIDTH // 2, dict(method=method, stream=stream)
                 fill.launch(blocks, x, self.counts, words, rank, delay, stream=stream)
-                all_reduce(x[:n], memory.peers, out=out, method=method, stream=stream)
-                compare.launch(blocks, out, self.counts, words, stream=stream)
+                if kind == "sum":
+                    out = (x, other)[number // 2 % 2][:n]
+                    all_reduce.all_reduce(x[:n], memory.peers, out=out, **given)
+                    compare.launch(blocks, out, self.counts, words, stream=stream)
+                else:
+                    out = joined[: memory.world * n * WIDTH].reshape(n, -1)
+                    all_gather.all_gather(x[:n], memory.peers, out=out, **given)
+                    grid, width = (blocks, memory.world), WIDTH // 2
+                    compare_gathered.launch(grid, out, self.counts, words, width, stream=stream)
                 next_step.launch(1, self.counts, stream=stream)
 
         self.work = work

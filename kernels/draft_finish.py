@@ -78,8 +78,7 @@ def make_finish(
         state: update(int64),
         maxima: read(int64),
         lists: update(int64),
-        keys_out: write(int64),
-        totals: write(int64),
+        record: write(int64),
         token_ids: write(int32),
         log_probs: write(float32),
     ):
@@ -189,18 +188,18 @@ def make_finish(
                         other = int32(other + UNROLL)
                     if rank < k:
                         if sharded:
-                            keys_out[row * k + rank] = key
+                            record[row * (k + 1) + rank] = key
                         else:
                             token_ids[row * k + rank] = int32(id_of(key))
                             log_probs[row * k + rank] = log_prob(key, top, log_sum)
             if sharded:
                 i = found + thread
                 while i < k:  # a shard of fewer tokens
-                    keys_out[row * k + i] = 0
+                    record[row * (k + 1) + i] = 0
                     i += threads
             if thread == 0:
                 if sharded:
-                    totals[row] = total
+                    record[row * (k + 1) + k] = total
                 state[base + TOTAL] = 0
                 state[base + OVERFLOW] = 0
                 state[base + FIRST] = 0

@@ -104,8 +104,7 @@ def make_merge(threads: int = THREADS) -> Kernel:
     @kernel(threads=threads, name="draft_merge", registers=112, pdl=True)
     @cuda.jit
     def draft_merge_kernel(
-        keys: read(int64),
-        totals: read(int64),
+        records: read(int64),
         tops: read(int64),
         shards: int32,
         k: int32,
@@ -118,12 +117,12 @@ def make_merge(threads: int = THREADS) -> Kernel:
         ptx.wait_for_previous()
         i, top, total = thread, int64(0), int64(0)
         while i < shards * k:
-            shared[i] = keys[(i // k * rows + row) * k + i % k]
+            shared[i] = records[(i // k * rows + row) * (k + 1) + i % k]
             i += threads
         i = 0
         while i < shards:
             top = max(top, tops[i * rows + row])
-            total += totals[i * rows + row]
+            total += records[(i * rows + row) * (k + 1) + k]
             i += 1
         cuda.syncthreads()
         log_sum = log_sum_of(total)

@@ -9,7 +9,7 @@ takes longer and gives the same.
 
 A vocabulary in shards: a mass is a rounded integer relative to the maximum of the whole row and
 cannot be rescaled, so the shards exchange their maxima first (`draft_maxima`); then each adds up
-its masses and orders its list (`draft_shard`), keys and sums are exchanged, and `draft_merge` gives
+its masses and orders its list (`draft_shard`), both are exchanged, and `draft_merge` gives
 what one row of the whole vocabulary would: keys hold global ids, and sums of integers are the same
 in any grouping.
 """
@@ -138,42 +138,39 @@ def draft_topk(logits, k: int, *, workspace, out, shape: Shape = PRODUCT, stream
     require("log_probs", log_probs, (*logits.shape[:2], k), "float32")
     if k and rows:
         draft_maxima(logits, k, workspace=workspace, shape=shape, stream=stream)
-        _finish(logits, k, None, (None, None, *out), False, workspace, shape, stream)
+        _finish(logits, k, None, (None, *out), False, workspace, shape, stream)
     return out
 
 
 def draft_shard(logits, k: int, tops, *, workspace, out, shape: Shape = PRODUCT, stream=None):
     """Second pass over a shard. tops: int64[shards, rows], gathered from the first pass.
 
-    out: keys int64[rows, k] in descending order (0: the shard has no more tokens) and the shard's
-    mass int64[rows]. Returns out.
+    out: int64[rows, k + 1]: keys in descending order, 0 where the shard has no more tokens, and
+    behind them its mass. Returns out.
     """
     rows, _ = _checked(logits, k)
     require("tops", tops, (len(tops), rows), "int64")
-    keys, totals = out
-    require("keys", keys, (rows, k), "int64")
-    require("totals", totals, (rows,), "int64")
-    _finish(logits, k, tops, (keys, totals, None, None), True, workspace, shape, stream)
+    require("out", out, (rows, k + 1), "int64")
+    _finish(logits, k, tops, (out, None, None), True, workspace, shape, stream)
     return out
 
 
-def draft_merge(keys, totals, tops, *, out, stream=None):
+def draft_merge(records, tops, *, out, stream=None):
     """(token_ids, log_probs) of the whole vocabulary from gathered shards, into out; returns out.
 
-    keys: int64[shards, rows, k]. totals, tops: int64[shards, rows]. out: [R, L, k] with R L rows.
+    records: int64[shards, rows, k + 1], tops: int64[shards, rows]. out: [R, L, k] with R L rows.
     """
-    shards, rows, k = keys.shape
+    shards, rows, k = *records.shape[:2], records.shape[2] - 1
     token_ids, log_probs = out
-    require("keys", keys, (shards, rows, k), "int64")
-    require("totals", totals, (shards, rows), "int64")
+    require("records", records, records.shape, "int64")
     require("tops", tops, (shards, rows), "int64")
     require("token_ids", token_ids, token_ids.shape, "int32")
     require("log_probs", log_probs, token_ids.shape, "float32")
     if token_ids.size != rows * k or token_ids.shape[-1] != k:
         raise ValueError(f"token_ids: shape {token_ids.shape} does not hold {rows} rows of {k}")
     if shards * k > MOST_MERGED:
-        raise ValueError(f"keys: {shards} shards of {k}, at most {MOST_MERGED} in all")
-    make_merge().launch(rows, keys, totals, tops, shards, k, token_ids, log_probs, stream=stream)
+        raise ValueError(f"records: {shards} shards of {k}, at most {MOST_MERGED} in all")
+    make_merge().launch(rows, records, tops, shards, k, token_ids, log_probs, stream=stream)
     return out
 
 

@@ -1,26 +1,19 @@
-"""The all-reduce kernels with ranks as streams of one process on one GPU.
+"""The all-reduce and all-gather kernels with ranks as streams of one process on one GPU."""
 
-The blocks of all ranks are resident together, so each rank takes few. Under a sanitizer, which may
-run kernels one by one, ranks would wait for each other in vain: only `small` tests run there.
-"""
-
-import os
 import time
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba.cuda")
-# Streams that share a queue would wait for each other.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from bench.soak import Soak, fill
 from ddtree_numba.kernels.all_reduce import METHODS, all_reduce
-from ddtree_numba.kernels.peers import Room
-from ddtree_numba.model.peer_memory import PeerMemory, self_test
+from ddtree_numba.model.peer_memory import self_test
 from ddtree_numba.spec import all_reduce as spec
 from ddtree_numba.spec.numerics import BF16
 
+from .peer_streams import captured, peer_streams
 from .test_kernel_all_reduce import wide
 
 pytestmark = pytest.mark.gpu
@@ -29,36 +22,8 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def streams(request):
     """streams(world): memories that are joined; closed afterwards."""
-    made = []
-
-    def make(world, rows=17, **options):
-        if world > 1 and request.config.pluginmanager.hasplugin("bench.unpooled"):
-            pytest.skip("several ranks under a sanitizer")
-        size = rows * 7168 * 2
-        options = dict(blocks=64 // world, early=False) | options
-        room = Room.of(world, size, size, size)
-        memories = [PeerMemory(rank, world, room, **options) for rank in range(world)]
-        made.extend(memories)
-        for memory in memories:
-            memory.join_streams(memories)
-        return memories
-
-    yield make
-    for memory in made:
-        memory.stream.synchronize()
-    for memory in made:
-        memory.close()
-
-
-def captured(memory, work):
-    """`work` as a graph of the memory's stream; its kernels have been loaded."""
-    with memory.stream:
-        memory.stream.begin_capture()
-        work()
-        graph = memory.stream.end_capture()
-    graph.upload(memory.stream)
-    memory.stream.synchronize()
-    return graph
+    with peer_streams(request.config) as make:
+        yield make
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, id="small-1"), 2, 3, 4, 8, 16])
@@ -89,7 +54,7 @@ def test_100_000_calls_with_random_delays(world, streams, record_property):
             soaks[0].memory.stream.synchronize()
     results = [soak.result() for soak in soaks]
     seconds = time.perf_counter() - begun
-    record_property("summary", f"all_reduce, {world} ranks, {seconds:.1f} s: {results[0]}")
+    record_property("summary", f"exchange, {world} ranks, {seconds:.1f} s: {results[0]}")
     for result in results:
         assert result["calls"] >= 100_000 and result["failure"] is None
         assert result["wrong"] == 0

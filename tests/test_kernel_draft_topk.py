@@ -133,17 +133,15 @@ def in_shards(logits, k, shards, shape, zeros=np.zeros, put=np.asarray):
     parts = [put(np.ascontiguousarray(part)) for part in np.split(logits, shards, axis=2)]
     words = workspace_words(rows, width, shape)
     spaces = [zeros(words, np.int64) for _ in parts]
-    tops, keys = zeros((shards, rows), np.int64), zeros((shards, rows, k), np.int64)
-    keys[...] = 2**51  # stale
-    totals = zeros((shards, rows), np.int64)
+    tops, records = zeros((shards, rows), np.int64), zeros((shards, rows, k + 1), np.int64)
+    records[...] = 2**51  # stale
     for s, part in enumerate(parts):
         tops[s] = draft_maxima(part, k, s * width, workspace=spaces[s], shape=shape)
     for s, part in enumerate(parts):
-        out = keys[s], totals[s]
-        draft_shard(part, k, tops, workspace=spaces[s], out=out, shape=shape)
+        draft_shard(part, k, tops, workspace=spaces[s], out=records[s], shape=shape)
         assert not spaces[s][: rows * 5].any()
     out = tuple(put(each) for each in buffers(logits, k))
-    return draft_merge(keys, totals, tops, out=out)
+    return draft_merge(records, tops, out=out)
 
 
 @pytest.mark.parametrize("shards, vocabulary, k", [(2, 600, 7), (8, 128, 12), (8, 8, 8)])
