@@ -1,4 +1,4 @@
-"""What one rank measures of the group's all-reduce; `multi_gpu.py` starts the ranks.
+"""What one rank measures of the group's exchanges; `multi_gpu.py` starts the ranks.
 
 A time is the device's, of a replayed graph of many calls, replays in a row: the ranks keep step by
 the calls themselves, and what the host does in between is not seen. The slowest rank's counts.
@@ -11,8 +11,10 @@ from statistics import median
 from typing import Any
 
 import cupy
+import numpy as np
 
 from bench.soak import Soak
+from ddtree_numba.kernels import all_gather
 from ddtree_numba.kernels.all_reduce import METHODS, all_reduce, choose
 from ddtree_numba.kernels.all_reduce_gathered import sum_gathered
 from ddtree_numba.kernels.driver import DeviceError
@@ -24,10 +26,18 @@ from ddtree_numba.spec.numerics import BF16
 ROWS = (1, 9, 17, 33, 65, 512)
 WIDTH = 7168
 CALLS, REPLAYS, WARM = 100, 15, 5
+VOCABULARY = 163_840
+# Rows and 32-bit words of what is gathered: keys of tokens, candidates of eight positions, logits.
+GATHERED = {
+    "16 keys": (16, 2),
+    "8 x 32 candidates": (8, 66),
+    "logits": (1, None),
+    "17 of them": (17, None),
+}
 ROUND, ROUND_ROWS = 122, (1, 9, 17)  # all-reduces of a forward pass, with a norm behind each
 SOAK_ROWS = ((1, 9, 17), (33, 65))
 STOPPED_LIMIT = 400_000_000  # ns
-NCCL, NCCL_GATHER = "NCCL all-reduce", "NCCL all-gather, sum"
+NCCL, NCCL_GATHER, NCCL_STACKED = "NCCL all-reduce", "NCCL all-gather, sum", "NCCL, stacked"
 
 
 class Rank:
@@ -72,7 +82,7 @@ class Rank:
         if not nccl.available:
             raise ImportError("NCCL is not installed: pip install nvidia-nccl-cu13")
         name = nccl.get_unique_id() if self.rank == 0 else b""
-        group = nccl.NcclCommunicator(self.world, self.gather(name)[0], self.rank)
+        group = self.nccl_group = nccl.NcclCommunicator(self.world, self.gather(name)[0], self.rank)
         kind = nccl.NCCL_BFLOAT16
         with self.stream:
             gathered = cupy.zeros((self.world, max(ROWS), WIDTH), BF16)
@@ -109,11 +119,10 @@ class Rank:
         mine = median(elapsed(a, b) / 1e3 for a, b in zip(events, events[1:], strict=False))
         return max(map(float, self.gather(repr(mine).encode())))
 
-    def times(self, call: Any) -> dict[int, float]:
-        """us a call, by rows."""
+    def times(self, call: Any, payloads: dict | None = None) -> dict[Any, float]:
+        """us a call, by rows, or by payload."""
         found = {}
-        for rows in ROWS:
-            x, out = self.payload(rows)
+        for rows, (x, out) in (payloads or {rows: self.payload(rows) for rows in ROWS}).items():
 
             def work(x=x, out=out) -> None:
                 for _ in range(CALLS):
@@ -121,6 +130,31 @@ class Rank:
 
             found[rows] = self.seconds(work) / CALLS * 1e6
         return found
+
+    def gathers(self) -> dict[str, dict]:
+        """us of gathers along rows by each method, and of NCCL's, which stacks the ranks' parts."""
+        from cupy.cuda import nccl
+
+        payloads = {}
+        for name, (rows, words) in GATHERED.items():
+            width = words or VOCABULARY // self.world
+            with self.stream:
+                x = cupy.zeros((rows, width), np.uint32)
+                payloads[name] = x, cupy.zeros((rows, self.world * width), np.uint32)
+
+        def ordered(method: str) -> Any:
+            def call(x: Any, out: Any) -> None:
+                all_gather.all_gather(x, self.peers, out=out, method=method, stream=self.stream)
+
+            return call
+
+        def stacked(x: Any, out: Any) -> None:
+            to = x.data.ptr, out.data.ptr
+            self.nccl_group.allGather(*to, x.size, nccl.NCCL_UINT32, self.stream.ptr)
+
+        calls = {method: ordered(method) for method in all_gather.METHODS}
+        calls[NCCL_STACKED] = stacked
+        return {name: self.times(call, payloads) for name, call in calls.items()}
 
     def rounds(self, call: Any | None) -> dict[int, float]:
         """us of 122 norms with the residual, an all-reduce ahead of each."""
@@ -194,6 +228,7 @@ class Rank:
         result["nccl_version"] = nccl_version()
         result["us"] = {name: self.times(call) for name, call in calls.items()}
         result["us"] |= self.host_memory()
+        result["gather_us"] = self.gathers()
         result["chosen"] = {rows: choose(self.world, 2 * rows * WIDTH) for rows in ROWS}
         named = {"norms alone": None, "ordered": self.ordered(None), NCCL: calls[NCCL]}
         result["round_us"] = {name: self.rounds(call) for name, call in named.items()}

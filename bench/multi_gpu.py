@@ -1,8 +1,9 @@
-"""All-reduce over the GPUs of this machine: `python -m bench.multi_gpu`, one process a GPU.
+"""Exchanges of the GPUs of this machine: `python -m bench.multi_gpu`, one process a GPU.
 
-Times of every ordered method and of NCCL's own all-reduce for T rows of 7,168 bfloat16; a round of
-122 with a norm between; a soak in which every word is compared; what a rank that stops costs.
-Tables to standard output, one JSON file into the folder of results.
+Times of every ordered method and of NCCL's own all-reduce for T rows of 7,168 bfloat16; the same of
+gathers of keys, candidates and logits; a round of 122 sums with a norm between; a soak in which
+every word is compared; what a rank that stops costs. Tables to standard output, one JSON file into
+the folder of results.
 """
 
 import argparse
@@ -115,6 +116,7 @@ def report(result: dict) -> str:
     ]
     lines += table("us an all-reduce of T x 7,168 bfloat16, in a graph of 100:", first["us"])
     lines += [f"chosen by size: {', '.join(f'{t}: {m}' for t, m in first['chosen'].items())}", ""]
+    lines += table("us a gather of what each rank has, in a graph of 100:", first["gather_us"])
     lines += table("us of 122 all-reduces with a norm behind each:", first["round_us"])
     for rank in result["ranks"]:
         lines.append(f"soak: {rank['soak']}; self-test: {rank['self_test'] or 'ok'}")
