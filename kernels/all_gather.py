@@ -77,7 +77,8 @@ def all_gather(x, peers: Peers, *, out, method: str | None = None, stream=None):
     """Every rank's x into out, the same on every rank; returns out.
 
     x: any dtype. out: [W, *x.shape], stacked, or x's shape with W times its last axis, joined.
-    What lies together, x or its rows, is a multiple of 8 bytes, of 16 to be pulled.
+    What lies together, x or its rows, is a multiple of 8 bytes, of 16 to be pulled; both arrays
+    begin at one of 16.
     method: one of METHODS, by default the fastest for the size.
     """
     for kernel, grid, arguments in launches(x, peers, out, method):
