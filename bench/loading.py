@@ -135,10 +135,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     config, paths = load_config(options.folder), shard_files(options.folder)
     ops: Any = Dropped()
     if options.place == "cuda":
-        from ddtree_numba.load import CUDA_DOES, choose_backend
+        from ddtree_numba.backends import CUDA_DTYPE, open_backends
 
         try:
-            ops = choose_backend("cuda", *CUDA_DOES)
+            (ops,) = open_backends("cuda", CUDA_DTYPE)
         except ValueError as error:
             raise CheckpointError(f"--place cuda: {error}") from None
         compiled = np.zeros((1, 64, 8), np.int32), np.zeros((1, 64, 2), BF16), (64, 64)

@@ -54,6 +54,10 @@ class OneOf(SingleRank):
         super().__init__()
         self.world = world
 
+    def gather(self, x: Any, joined: bool = False) -> Any:
+        """Of this rank alone."""
+        return x if joined else x[None]
+
 
 class Block:
     """Numbers that arrays are filled with, over and over."""

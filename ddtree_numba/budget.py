@@ -52,6 +52,6 @@ def best_sizes(scores: Any, sizes: Any, times: StepTimes, ops: Any) -> Any:
     """
     xp = ops.xp
     tokens = xp.cumsum(xp.exp(scores.astype(xp.float64)), axis=1)  # the root's score is 0: 1 token
-    rate = tokens / ops.constant(times.round_seconds, scores.shape[1])
+    rate = tokens / ops.constant(StepTimes.round_seconds, times, scores.shape[1])
     rises = xp.cumprod(rate[:, 1:] > rate[:, :-1], axis=1)
     return xp.minimum(1 + rises.sum(axis=1), sizes).astype(xp.int32)

@@ -14,8 +14,9 @@ from ddtree_numba.detokenize import Detokenizer
 from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
 from ddtree_numba.model.cache import PAGE, PageTable, pages_for
 from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.players import player_of
 from ddtree_numba.request import Increment, Request, RoundTrace, refusal
-from ddtree_numba.rounds import Flight, Rounds
+from ddtree_numba.rounds import Flight, Rounds, rounds_of
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.tree_build import Tree
 
@@ -43,8 +44,7 @@ class Engine:
         block = self.drafter_config.block_size if self.drafter_config else 1
         self._can_draft = block > 1
         nodes = max(MAX_BUDGET + 1, PREFILL_CHUNK, block)
-        self.ranks = loaded.build(pages + 1, max_batch, nodes)
-        self.ranks.ops.reserve(self.context + nodes)
+        self.ranks = loaded.build(pages + 1, max_batch, nodes, self.context + nodes)
         self.pages = PageTable(max_batch + 1, pages + 1, self.context)
         self._spare = max_batch  # a slot that no request gets: step times are measured on it
         self.pages.reserve(self._spare, PAGE)
@@ -132,17 +132,14 @@ class Engine:
             self._prefill(prompt, slot, False)
             starts = np.array([len(prompt) - 1], np.int32)
             batch = VerifyInput.of_tree(tree, starts, self.pages.rows[slot : slot + 1])
-            return self.ranks.ops.host(self.ranks.verify(batch, False))[0]
+            logits = self.ranks.verify(batch, False)
+            self.ranks.finish()
+            return self.ranks.ops.host(logits)[0]
         finally:
             self.pages.release(slot)
 
     def _rounds(self) -> Rounds:
-        kind: type[Rounds] = Rounds
-        if self.ranks.ops.name == "cuda":
-            from ddtree_numba.graphs import GraphRounds
-
-            kind = GraphRounds
-        return kind(self.ranks, self.pages.rows, self.context)
+        return rounds_of(player_of(self.ranks), self.pages.rows, self.context)
 
     def _check(self, mode: str, budget: str | int) -> None:
         if mode not in MODES:
@@ -222,7 +219,7 @@ class Engine:
         done = False
         try:
             done = self._prefill(ids, slot, self._drafts(mode), cancel)
-            self.ranks.ops.finish()
+            self.ranks.finish()
         finally:
             if not done:
                 self.pages.release(slot)

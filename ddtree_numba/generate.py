@@ -57,7 +57,10 @@ def run(
     from ddtree_numba import processes
 
     place = processes.place_of(options)
-    if place is None and options.ranks == "processes":
+    apart = place is not None or processes.wanted(options)
+    if options.fast_allreduce and not apart:
+        raise UsageError("--fast-allreduce has no effect without ranks that are processes")
+    if apart and place is None:
         processes.check(options, interrupts)
         return processes.launch(argv, options.tp)
     if place is not None and place.rank:

@@ -17,16 +17,20 @@ from typing import Any
 import numpy as np
 
 from ddtree_numba import verbs, wire
+from ddtree_numba.backends import name_of, visible_gpus
 from ddtree_numba.engine import Engine
 from ddtree_numba.load import Loaded, drafter_folder, load_checkpoint
 from ddtree_numba.model.checkpoint import HEADER_LIMIT, INDEX, shard_files
 from ddtree_numba.model.comm_tcp import RankError
-from ddtree_numba.model.place import check_every
+from ddtree_numba.model.numa import bind
+from ddtree_numba.model.place import check_every, gpus_are_shared
 from ddtree_numba.model.rank import Rank, Ranks
 from ddtree_numba.model.watch import ProcessGroup
-from ddtree_numba.rounds import Rounds
+from ddtree_numba.players import Player, player_of
+from ddtree_numba.rounds import Rounds, rounds_of
 
 VERBS = ("draft", "forward", "verify", "commit")  # of `Ranks`, called outside of rounds
+ORDERS = ("play", "step_times")  # of a `Player`
 SHARED = ("config.json", INDEX, "tiktoken.model")  # files that are compared as a whole
 BLOCK, BLOCKS = 1 << 16, 16  # bytes; of a shard's tensors, spread evenly from first to last
 WHOLE = 1 << 22  # bytes of a shard that is compared as a whole
@@ -41,7 +45,7 @@ class Comparison:
 
     def after(self, state: verbs.Round) -> None:
         self.rounds += 1
-        if not self.every or self.rounds % self.every:
+        if self.rounds % self.every:
             return
         ops, digest = self.rank.ops, hashlib.blake2b(digest_size=16)
         held = [*vars(state.tree).values(), *vars(state.accepted).values()]
@@ -63,33 +67,22 @@ class LeadingRanks(Ranks):
         super().__init__([rank], None)
         self.alone, self.processes = Ranks([rank], None), group
 
-    def _all(self, verb: str, *args: object) -> np.ndarray:
-        self.processes.comm.broadcast(wire.encode((verb, *args)))
+    def _all(self, verb: str, *args: object) -> Any:
+        self.announce(verb, *args)
         return super()._all(verb, *args)
 
-
-class LeadingRounds(Rounds):
-    """Rounds that every rank plays."""
-
-    ranks: LeadingRanks
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.comparison = Comparison(self.ranks.processes, self.ranks.ranks[0], check_every())
-
-    def play(self, state: verbs.Round, plan: verbs.Plan) -> None:
-        given = state.roots, state.starts, state.room, state.page_table, state.draws
-        self.ranks.processes.comm.broadcast(wire.encode(("play", *given, plan)))
-        with self.ranks.ops.active():
-            verbs.play(state, self.ranks.alone, plan)
-        self.comparison.after(state)
+    def announce(self, name: str, *args: object) -> None:
+        self.processes.comm.broadcast(wire.encode((name, *args)))
 
 
 class LeadingEngine(Engine):
     """The engine of rank 0."""
 
+    ranks: LeadingRanks
+
     def _rounds(self) -> Rounds:
-        return LeadingRounds(self.ranks, self.pages.rows, self.context)
+        player = compared(self.ranks.alone, self.ranks.processes, check_every())
+        return rounds_of(player, self.pages.rows, self.context, self.ranks.announce)
 
 
 @dataclass
@@ -98,12 +91,20 @@ class Led(Loaded):
 
     group: ProcessGroup | None = None
 
-    def build(self, pages: int, slots: int, nodes: int) -> Ranks:
+    def build(self, *sizes: int) -> Ranks:
         assert self.group is not None
-        self.group.comm.broadcast(wire.encode((pages, slots, nodes)))
-        ranks = super().build(pages, slots, nodes)
+        self.group.comm.broadcast(wire.encode(sizes))
+        ranks = super().build(*sizes)
         self.group.comm.barrier()  # others may still be reading
         return LeadingRanks(ranks.ranks[0], self.group)
+
+
+def compared(ranks: Ranks, group: ProcessGroup, every: int) -> Player:
+    """A player whose rounds are compared with the other ranks'."""
+    player = player_of(ranks)
+    if every:
+        player.after = Comparison(group, ranks.ranks[0], every).after
+    return player
 
 
 def load(
@@ -116,13 +117,48 @@ def load(
     max_context: int | None,
     progress: Callable[[int, int], None] | None,
     cache: str | None = None,
+    fast_allreduce: bool = False,
 ) -> Engine:
     """`Engine.load` over the ranks of a group; on rank 0."""
-    settings = fingerprint(folder, drafter), backend, dtype, check_every()
+    settings = fingerprint(folder, drafter), backend, dtype, check_every(), fast_allreduce
     group.comm.broadcast(wire.encode(settings))
-    named = folder, drafter, backend, group.world, dtype
-    loaded = load_checkpoint(*named, progress, group.comm, cache)
+    loaded = load_rank(group, folder, drafter, backend, dtype, progress, cache, fast_allreduce)
     return LeadingEngine(Led(**vars(loaded), group=group), max_batch, max_context)
+
+
+def load_rank(
+    group: ProcessGroup,
+    folder: Path,
+    drafter: str | Path | None,
+    backend: str,
+    dtype: str,
+    progress: Callable[[int, int], None] | None,
+    cache: str | None,
+    fast_allreduce: bool,
+) -> Loaded:
+    """A rank's share of a checkpoint, and what connects it with the others."""
+    backend = agreed_backend(group, backend, dtype)
+    device = group.place.local_rank if backend == "cuda" else None
+    named = folder, drafter, backend, group.world, dtype
+    loaded = load_checkpoint(*named, progress, group.comm, cache, device=device)
+    if fast_allreduce and backend != "cuda":
+        raise ValueError(f"--fast-allreduce has no effect with backend {backend}")
+    if backend == "cuda":
+        from ddtree_numba.model.comm_cuda import connected
+
+        (ops,) = loaded.backends
+        bind(ops.bus_id)
+        loaded.comm = connected(group, ops, loaded.config.hidden_size, fast_allreduce)
+    return loaded
+
+
+def agreed_backend(group: ProcessGroup, backend: str, dtype: str) -> str:
+    """`auto` is cuda only if every rank can have a GPU."""
+    own, number = name_of(backend, dtype), group.place.local_rank
+    if backend == "auto" and own == "cuda" and number >= visible_gpus() and not gpus_are_shared():
+        own = "numpy"
+    names = group.comm.gather(own.encode())
+    return "numpy" if b"numpy" in names else own
 
 
 def follow(
@@ -132,28 +168,21 @@ def follow(
     comm, announced = group.comm, group.comm.broadcast()
     if not announced:
         return  # nothing had to be decoded
-    printed, backend, dtype, every = wire.decode(announced)
+    printed, backend, dtype, every, fast = wire.decode(announced)
     if printed != fingerprint(folder, drafter):
         raise ValueError(
             f"{folder} or its drafter holds another configuration, vocabulary or weights"
             " than rank 0's"
         )
-    named = folder, drafter, backend, group.world, dtype
-    loaded = load_checkpoint(*named, lambda *_: group.alive(), comm, cache)
+    named = group, folder, drafter, backend, dtype
+    loaded = load_rank(*named, lambda *_: group.alive(), cache, fast)
     ranks = loaded.build(*wire.decode(comm.broadcast()))
     comm.barrier()
-    comparison = Comparison(group, ranks.ranks[0], every)
+    player = compared(ranks, group, every)
     while announced := comm.broadcast():
         verb, *args = wire.decode(announced)
-        if verb == "play":
-            *given, plan = args
-            state = verbs.Round(*given)
-            with ranks.ops.active():
-                verbs.play(state, ranks, plan)
-            comparison.after(state)
-        else:
-            assert verb in VERBS, verb
-            getattr(ranks, verb)(*args)
+        assert verb in VERBS or verb in ORDERS, verb
+        getattr(player if verb in ORDERS else ranks, verb)(*args)
 
 
 def fingerprint(folder: Path, drafter: str | Path | None) -> str:

@@ -1,6 +1,5 @@
-"""From a checkpoint folder to ranks that can run; here backend and rank count are chosen."""
+"""From a checkpoint folder to ranks that can run."""
 
-import ctypes
 import sys
 import time
 from collections.abc import Callable
@@ -8,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ddtree_numba.model.backend import Backend, NumpyBackend
+from ddtree_numba.backends import open_backends
+from ddtree_numba.model.backend import Backend
 from ddtree_numba.model.cache import Cache
 from ddtree_numba.model.comm import Comm, SingleRank, ThreadGroup
 from ddtree_numba.model.config import (
@@ -29,8 +29,6 @@ from ddtree_numba.model.weights import DrafterWeights, TargetWeights
 from ddtree_numba.tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parent / "tiny"
-BACKENDS = ("auto", "numpy", "cuda")
-CUDA_DOES = ("bfloat16", 1)  # dtype, number of ranks
 
 
 @dataclass
@@ -44,69 +42,35 @@ class Loaded:
     drafter_config: DrafterConfig | None
     tokenizer: Tokenizer
     weights: list[tuple[TargetWeights, DrafterWeights | None]]
-    ops: Backend
+    backends: list[Backend]
     seconds: float
     comm: Comm | None = None
 
-    def build(self, pages: int, slots: int, nodes: int) -> Ranks:
+    def build(self, pages: int, slots: int, nodes: int, positions: int) -> Ranks:
         """Ranks with a cache of `pages` pages, `slots` requests and `nodes` tree rows a request."""
-        group = ThreadGroup(len(self.weights)) if len(self.weights) > 1 else None
+        group = group_of(self.backends)
         comms: list[Comm] = list(group.comms) if group else [self.comm or SingleRank()]
         ranks = []
-        for comm, (target, drafter) in zip(comms, self.weights, strict=True):
-            cache = Cache(
-                self.config, self.drafter_config, comm.world, pages, slots * nodes, self.ops.zeros
-            )
+        for comm, ops, (target, drafter) in zip(comms, self.backends, self.weights, strict=True):
+            ops.reserve(positions)
+            held = pages, slots * nodes, ops.zeros
+            cache = Cache(self.config, self.drafter_config, comm.world, *held)
             draft_model = None
             if drafter is not None and self.drafter_config is not None:
-                draft_model = Drafter(self.drafter_config, drafter, self.ops, comm)
-            ranks.append(
-                Rank(Target(self.config, target, self.ops, comm), draft_model, cache, self.ops)
-            )
+                draft_model = Drafter(self.drafter_config, drafter, ops, comm)
+            ranks.append(Rank(Target(self.config, target, ops, comm), draft_model, cache, ops))
         return Ranks(ranks, group)
 
 
-def has_driver() -> bool:
-    """Whether a machine is worth a try with cuda, before anything of it is imported."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+def group_of(backends: list[Backend]) -> ThreadGroup | None:
+    """The ranks of this process as a group, if there are several."""
+    if len(backends) == 1:
+        return None
+    if backends[0].name != "cuda":
+        return ThreadGroup(len(backends))
+    from ddtree_numba.model.comm_streams import StreamGroup
 
-
-def choose_backend(
-    backend: str, dtype: str, tp: int, note: Callable[[str], None] = lambda line: None
-) -> Backend:
-    """The operations to run on. `auto` is cuda where it can run, else numpy.
-
-    note(line) says why cuda does not run although there is a driver. ValueError, in one line, for a
-    backend that is unknown or cannot run here.
-    """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    if backend == "auto":
-        if (dtype, tp) != CUDA_DOES or not has_driver():
-            return NumpyBackend(dtype)
-        try:
-            return choose_backend("cuda", dtype, tp)
-        except ValueError as error:
-            note(f"{error}; numpy is used instead")
-            return NumpyBackend(dtype)
-    if backend == "numpy":
-        return NumpyBackend(dtype)
-    if (dtype, tp) != CUDA_DOES:
-        raise ValueError(
-            f"backend 'cuda' computes in bfloat16 on one rank, not in {dtype} on {tp}: use 'numpy'"
-        )
-    try:
-        from ddtree_numba.model.cuda_backend import CudaBackend
-
-        return CudaBackend()
-    except (ImportError, RuntimeError) as error:  # no packages; no device, driver or compiler
-        missing = isinstance(error, ImportError)
-        advice = "; install the extra cu13: pip install '.[cu13]'" if missing else ""
-        raise ValueError(f"backend 'cuda': {error}{advice}") from None
+    return StreamGroup(backends)
 
 
 def check_block(drafter: DrafterConfig) -> None:
@@ -140,16 +104,20 @@ def load_checkpoint(
     comm: Comm | None = None,
     cache: str | Path | None = None,
     note: Callable[[str], None] | None = None,
+    device: int | None = None,
 ) -> Loaded:
     """Read configuration, tokenizer and every rank's weights, or those of the rank of `comm`.
 
-    Packed weights are read from the folder `cache`, or written there. note(line) says why not, and
-    why `auto` is not cuda.
+    Without `comm` the ranks are threads, with cuda all on one GPU; with it, the rank is on GPU
+    `device`. Packed weights are read from the folder `cache`, or written there. note(line) says why
+    not, and why `auto` is not cuda.
     Raises CheckpointError or ValueError, in one line.
     """
     begin = time.perf_counter()
     note = note or _complain
-    ops = choose_backend(backend, dtype, tp, note)
+    numbers = range(tp) if comm is None else [comm.rank]
+    backends = open_backends(backend, dtype, len(numbers), note, device)
+    ops = backends[0]
     folder = Path(folder)
     config = load_config(folder)
     draft_folder = drafter_folder(folder, drafter)
@@ -167,7 +135,7 @@ def load_checkpoint(
         )
     packed = None if cache is None else Packed(Path(cache), ops.name, ops.keep, note)
     weights = []
-    for rank in range(tp) if comm is None else [comm.rank]:
+    for rank, ops in zip(numbers, backends, strict=True):
         report = partial(_share, progress, rank, tp) if progress and comm is None else progress
         target = load_target(folder, config, rank, tp, ops.place, report, packed)
         draft = None
@@ -175,9 +143,9 @@ def load_checkpoint(
             named = draft_folder, drafter_config, rank, tp
             draft = load_drafter(*named, ops.place, packed=packed)
         weights.append((target, draft))
-    ops.placed_all()
+        ops.placed_all()
     seconds = time.perf_counter() - begin
-    return Loaded(config, drafter_config, tokenizer, weights, ops, seconds, comm)
+    return Loaded(config, drafter_config, tokenizer, weights, backends, seconds, comm)
 
 
 def _complain(line: str) -> None:

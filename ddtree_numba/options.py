@@ -28,7 +28,7 @@ DEFAULTS = {
 }
 SWITCHES = {
     *("ignore_eos", "chat", "raw", "allow_special", "json", "show_tree", "check", "quiet"),
-    *("verbose", "debug", "plan", "version"),
+    *("verbose", "debug", "plan", "version", "fast_allreduce"),
 }
 LARGEST_CARD = 1_000_000  # GiB
 MOST_RANKS = 1024
@@ -41,7 +41,14 @@ BUDGET_HELP = (
     "drafted nodes of a tree; auto: up to 64, as many as pay by measured step times (default: auto)"
 )
 CACHE_HELP = "keep packed weights there, which load faster; written by the first run"
-RANKS_HELP = "what ranks are, with --tp (default: threads; processes under a launcher)"
+RANKS_HELP = (
+    "what ranks are, with --tp; threads share a GPU (default: processes where each has a GPU, or"
+    " under a launcher, else threads)"
+)
+FAST_HELP = (
+    "sum over ranks by NCCL's own all-reduce: the promise that speculation changes no token is"
+    " withdrawn"
+)
 THINKING_HELP = "reason first, on standard error (default: --no-thinking)"
 SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"
 
@@ -94,6 +101,7 @@ def build_parser() -> Parser:
         help="ranks that share the work (default: 1)",
     )
     add("--ranks", choices=("threads", "processes"), help=RANKS_HELP)
+    add("--fast-allreduce", action="store_true", help=FAST_HELP)
     add("--cache", metavar="DIR", help=CACHE_HELP)
     add("--dtype", choices=("bfloat16", "float32"), help="of activations (default: bfloat16)")
 

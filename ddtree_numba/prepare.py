@@ -73,6 +73,7 @@ class Command:
             if self.group is not None:
                 from ddtree_numba import led
 
+                more |= dict(fast_allreduce=options.fast_allreduce)
                 return led.load(self.group, *named, options.dtype, **more)
             from ddtree_numba.engine import Engine
 
@@ -80,12 +81,12 @@ class Command:
 
     def note_traffic(self, engine: "Engine") -> None:
         """With --verbose and several ranks: what a rank gives to the others in a round."""
-        rounds = engine.rounds
-        if self.options.verbose and self.options.tp > 1 and rounds.played:
-            calls, size = rounds.traffic.calls, rounds.traffic.bytes
+        player = engine.rounds.player
+        if self.options.verbose and self.options.tp > 1 and player.played:
+            calls, size = player.traffic.calls, player.traffic.bytes
             self.screen.note(
-                f"ranks: {self.options.tp}; a round: {calls / rounds.played:.1f} calls,"
-                f" {size / rounds.played:,.0f} bytes of payload a rank"
+                f"ranks: {self.options.tp}; a round: {calls / player.played:.1f} calls,"
+                f" {size / player.played:,.0f} bytes of payload a rank"
             )
 
     def decode(self, engine: "Engine", prompts: "list[Prompt]") -> "Iterator[Increment]":
@@ -147,13 +148,14 @@ def read_configs(
         path = getattr(options, name)
         if path is not None and not Path(path).is_dir():
             raise UsageError(f"--{name} {path}: no such folder")
-    from ddtree_numba.load import EMBEDDED, choose_backend, drafter_folder
+    from ddtree_numba.backends import name_of
+    from ddtree_numba.load import EMBEDDED, drafter_folder
     from ddtree_numba.model.config import load_config, load_drafter_config
     from ddtree_numba.model.fields import CheckpointError
     from ddtree_numba.model.sharding import check_tp
 
     try:
-        choose_backend(options.backend, options.dtype, options.tp)
+        name_of(options.backend, options.dtype)
     except ValueError as error:
         raise _of_option(error) from None
     folder = EMBEDDED if options.model is None else Path(options.model)

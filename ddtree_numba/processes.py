@@ -28,6 +28,7 @@ from ddtree_numba.model.place import (
     Place,
     check_every,
     from_environment,
+    gpus_are_shared,
     patience,
 )
 from ddtree_numba.options import UsageError
@@ -210,13 +211,40 @@ def how_ended(rank: int, code: int) -> str:
     return f"rank {rank} was killed by {name}"
 
 
-def check(options: argparse.Namespace, interrupts: Interrupts) -> None:
-    """Refuse, before any rank is started, what ranks would refuse of options and configuration."""
+def start_numpy() -> None:
+    """Threads that it may start are to leave signals to `launch`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
-        import numpy  # noqa: F401  # threads that it may start are to leave signals to `launch`
+        import numpy  # noqa: F401
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def wanted(options: argparse.Namespace) -> bool:
+    """Are ranks to be processes? By default they are where each can have a GPU.
+
+    UsageError if cuda was asked for, and there are fewer GPUs than ranks.
+    """
+    if options.tp == 1 or options.ranks == "threads":
+        return False
+    start_numpy()
+    from ddtree_numba.backends import name_of, visible_gpus
+
+    try:
+        cuda = name_of(options.backend, options.dtype) == "cuda"
+        gpus = visible_gpus() if cuda else 0
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    enough = gpus >= options.tp or cuda and gpus_are_shared()
+    if options.backend == "cuda" and not enough:
+        raise UsageError(
+            f"--tp {options.tp}: {gpus} GPUs are visible; --ranks threads runs all ranks on one"
+        )
+    return cuda and enough or options.ranks == "processes"
+
+
+def check(options: argparse.Namespace, interrupts: Interrupts) -> None:
+    """Refuse, before any rank is started, what ranks would refuse of options and configuration."""
     from ddtree_numba import prepare
 
     prepare.prepare(options, Screen(quiet=True), interrupts)

@@ -2,16 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ddtree_numba import verbs
-from ddtree_numba.budget import WIDTHS, StepTimes
-from ddtree_numba.model.cache import PAGE
-from ddtree_numba.model.comm import Traffic
-from ddtree_numba.model.inputs import VerifyInput
-from ddtree_numba.model.rank import Ranks
+from ddtree_numba.budget import StepTimes
+from ddtree_numba.players import Given, Order, Player
 from ddtree_numba.request import Request, RoundTrace
 from ddtree_numba.spec.tree_accept import Accept
 from ddtree_numba.spec.tree_build import Tree
@@ -71,29 +69,40 @@ class Rounds:
     """Starts rounds and hands out their results, in the same order.
 
     `ahead` is how many rounds may be started before the result of the first is asked for, as long
-    as the requests stay the same. `traffic` is what a rank gave to others in `played` rounds.
+    as the requests stay the same. `announce(name, argument)` tells ranks that are other processes
+    which of the player's methods is called next, and with what.
     """
 
     ahead = 0
 
-    def __init__(self, ranks: Ranks, page_rows: np.ndarray, context: int) -> None:
-        self.ranks, self.page_rows, self.context = ranks, page_rows, context
-        self.traffic, self.played = Traffic(), 0
+    def __init__(
+        self,
+        player: Player,
+        page_rows: np.ndarray,
+        context: int,
+        announce: Callable[[str, Any], None] = lambda name, argument: None,
+    ) -> None:
+        self.player, self.page_rows, self.context = player, page_rows, context
+        self.announce = announce
 
     def start(self, requests: Sequence[Request], plan: verbs.Plan) -> Flight:
         """Play a round of these requests."""
         begun = time.perf_counter()
-        state = self.state(requests, plan)
-        before = replace(self.ranks.traffic)
-        self.play(state, plan)
-        self.traffic.add(self.ranks.traffic, before)
-        self.played += 1
+        order = Order(plan, self.given(requests))
+        self.announce("play", order)
+        state = self.player.play(order)
         return Flight(tuple(requests), state, time.perf_counter() - begun)
 
-    def play(self, state: verbs.Round, plan: verbs.Plan) -> None:
-        """The five verbs, here or wherever ranks are."""
-        with self.ranks.ops.active():
-            verbs.play(state, self.ranks, plan)
+    def given(self, requests: Sequence[Request]) -> Given:
+        """What the host knows of these requests."""
+        return Given(
+            roots=np.array([request.root for request in requests], np.int32),
+            starts=np.array([request.length for request in requests], np.int32),
+            room=np.array([request.room(self.context) for request in requests], np.int32),
+            page_table=self.page_rows[[request.slot for request in requests]],
+            params=tuple(request.params for request in requests),
+            seeds=tuple(request.seed for request in requests),
+        )
 
     def follows(self, flight: Flight, requests: Sequence[Request]) -> bool:
         """May a round of these requests start before the results of the flight are known?"""
@@ -106,41 +115,17 @@ class Rounds:
         """
         return outcomes(flight), flight.seconds
 
-    def seconds(self, call: Callable[[], object]) -> float:
-        """What a call takes: the best of three."""
-        spans = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            call()
-            spans.append(time.perf_counter() - begin)
-        return min(spans)
-
     def step_times(self, slot: int) -> StepTimes:
-        """Seconds of a draft and of verify steps by width, on a slot that holds a page of text."""
-        ops = self.ranks.ops
-        host = np.zeros(1, np.int32), np.array([PAGE], np.int32), self.page_rows[slot : slot + 1]
-        root, start, table = map(ops.array, host)
-        chains = {
-            rows: ops.placed(VerifyInput.of_chain(np.zeros(rows, np.int32), PAGE, host[2]))
-            for rows in WIDTHS
-        }
-        return StepTimes.measure(
-            lambda: self.ranks.draft(root, start, table),
-            lambda rows: self.ranks.verify(chains[rows], True),
-            self.seconds,
-        )
+        """See `Player.step_times`; on a slot that holds a page of text."""
+        pages = self.page_rows[slot : slot + 1].copy()
+        self.announce("step_times", pages)
+        return self.player.step_times(pages)
 
-    def state(self, requests: Sequence[Request], plan: verbs.Plan) -> verbs.Round:
-        """A round's state before its first verb, where the operations read it."""
-        ops = self.ranks.ops
-        return verbs.Round(
-            roots=ops.array(np.array([request.root for request in requests], np.int32)),
-            starts=ops.array(np.array([request.length for request in requests], np.int32)),
-            room=ops.array(np.array([r.room(self.context) for r in requests], np.int32)),
-            page_table=ops.array(self.page_rows[[request.slot for request in requests]]),
-            draws=ops.draws(
-                [request.params for request in requests],
-                [request.seed for request in requests],
-                plan.budget + 1,
-            ),
-        )
+
+def rounds_of(player: Player, *args: Any) -> Rounds:
+    """As the player's backend asks for."""
+    from ddtree_numba.graphs import GraphPlayer, GraphRounds
+
+    if isinstance(player, GraphPlayer):
+        return GraphRounds(player, *args)
+    return Rounds(player, *args)

@@ -86,8 +86,8 @@ def play(state: Round, ranks: Ranks, plan: Plan) -> None:
 def draft(state: Round, ranks: Ranks, plan: Plan) -> None:
     """Propose candidates for each of the next positions."""
     if plan.candidates:
-        logits = ranks.draft(state.roots, state.starts, state.page_table)
-        state.token_ids, state.log_probs = ranks.ops.draft_topk(logits, plan.candidates)
+        given = state.roots, state.starts, state.page_table
+        state.token_ids, state.log_probs = ranks.candidates(*given, plan.candidates)
     else:
         state.token_ids, state.log_probs = ranks.ops.no_candidates(len(state.roots))
 
@@ -107,8 +107,7 @@ def build(state: Round, ranks: Ranks, plan: Plan) -> None:
 def verify(state: Round, ranks: Ranks, plan: Plan) -> None:
     """One forward of the target over all nodes, then its own token after each."""
     batch = ranks.ops.verify_input(state.tree, state.starts, state.page_table)
-    logits = ranks.verify(batch, plan.with_draft)
-    state.target_tokens = ranks.ops.next_tokens(logits, batch, state.draws)
+    state.target_tokens = ranks.choose(batch, plan.with_draft, state.draws)
 
 
 def accept(state: Round, ranks: Ranks) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 
 from ddtree_numba.budget import StepTimes
 from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.players import Given, Order
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.verbs import Plan
 
 LENGTH = struct.Struct("<I")
 RECORDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (VerifyInput, SamplingParams, Plan, StepTimes)
+    kind.__name__: kind for kind in (Order, Given, Plan, StepTimes, SamplingParams, VerifyInput)
 }
 
 

@@ -55,8 +55,8 @@ def toolchain() -> str:
 
 
 @cache
-def require_driver() -> None:
-    """A driver that is new enough, and at least one device."""
+def require_driver() -> int:
+    """A driver that is new enough -> how many devices are visible, one at least."""
     try:
         version = call("cuDriverGetVersion")
     except (RuntimeError, ImportError) as error:
@@ -74,6 +74,7 @@ def require_driver() -> None:
         raise DeviceError(f"no usable NVIDIA device ({error}); check nvidia-smi") from error
     if count < 1:
         raise DeviceError("no NVIDIA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    return count
 
 
 def current_device() -> int:
@@ -105,6 +106,22 @@ def attribute(device: int, name: str) -> int:
     return call("cuDeviceGetAttribute", kind, call("cuDeviceGet", device))
 
 
+def over_nvlink(device: int, bus_id: str) -> bool:
+    """Is the GPU of that PCI bus id this one, or one that it reaches by more than PCIe?
+
+    Native atomics between two GPUs need NVLink. False where the other one is not visible.
+    """
+    try:
+        other = call("cuDeviceGetByPCIBusId", bus_id.encode())
+        own = call("cuDeviceGet", device)
+        if int(own) == int(other):
+            return True
+        kind = api().CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+        return bool(call("cuDeviceGetP2PAttribute", kind, own, other))
+    except DeviceError:
+        return False
+
+
 @cache
 def arch_of(device: int) -> str:
     """sm_120, for example; refuses devices that lack the instructions."""
@@ -120,6 +137,13 @@ def arch_of(device: int) -> str:
             f"device {device} is sm_{major}{minor}, the kernels need sm_{oldest} or newer"
         )
     return f"sm_{major}{minor}"
+
+
+def visible() -> int:
+    """How many devices there are, the first of which can run the kernels; takes no memory of it."""
+    count = require_driver()
+    arch_of(0)
+    return count
 
 
 def launch_error(name: str, status: int, grid: Any) -> DeviceError:

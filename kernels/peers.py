@@ -110,9 +110,17 @@ class Peers:
     def _padded(self, parts: list) -> tuple[Any, ...]:
         return (*parts, *[None] * (MOST_RANKS - len(parts)))
 
+    @property
+    def fault(self) -> Any:
+        """uint32[1] on the device: not 0 once a call has ended without its result."""
+        return self.control[ERROR : ERROR + 1]
+
     def failure(self) -> str | None:
         """Why a call ended without its result, or None. Reads the error word: synchronises."""
-        word = int(self.control[ERROR])
+        return self.meaning(int(self.control[ERROR]))
+
+    def meaning(self, word: int) -> str | None:
+        """What an error word says."""
         if word & 0xFF == ABORTED:
             return f"rank {self.rank}: its wait for rank {word >> 8} was aborted"
         if word & 0xFF == LATE:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_numba.model.comm import Comm
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.model.loader import place_numpy
 from ddtree_numba.spec.absorb import absorb
@@ -50,7 +51,6 @@ class NumpyBackend:
         self.absorb_rope = absorb_rope
         self.cache_commit = cache_commit
         self.draft_attention = draft_attention
-        self.draft_topk = draft_topk
         self.embed = embed
         self.linear = linear
         self.linear_swiglu = linear_swiglu
@@ -72,13 +72,19 @@ class NumpyBackend:
         out[...] = turned
         return out
 
+    def candidates(self, part: np.ndarray, k: int, comm: Comm) -> tuple[np.ndarray, np.ndarray]:
+        """The k likeliest tokens of each row [R,L,k], of logits that are cut over ranks."""
+        return draft_topk(comm.all_gather(part), k)
+
     def next_tokens(
         self,
-        logits: np.ndarray,
+        part: np.ndarray,
         batch: VerifyInput,
         draws: Sequence[tuple[SamplingParams, int]],
+        comm: Comm,
     ) -> np.ndarray:
         """The token after every node, int32 [R,N]: -1 in padding and for rows without a choice."""
+        logits = comm.all_gather(part)
         tokens = np.full(batch.tokens.shape, -1, np.int32)
         for row, size in enumerate(batch.sizes):
             positions = batch.positions[row, :size].astype(np.int64) + 1  # of the drawn token

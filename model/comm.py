@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,11 +29,16 @@ class Traffic:
 
 
 class Comm(Protocol):
-    """What the model asks of its ranks; every rank calls the same methods in the same order."""
+    """What the model asks of its ranks; every rank calls the same methods in the same order.
+
+    `faults` are words on the device, not 0 if a call there ended without its result, and None where
+    every call ends with its result or an error.
+    """
 
     rank: int
     world: int
     traffic: Traffic
+    faults: Any
 
     def all_reduce(self, partial: np.ndarray) -> np.ndarray:
         """Sum [T,H] over ranks, in rank order, in float32, rounded once."""
@@ -41,8 +46,20 @@ class Comm(Protocol):
     def all_gather(self, part: np.ndarray) -> np.ndarray:
         """Join the ranks' parts along the last axis, in rank order."""
 
+    def judge(self, faults: np.ndarray | None) -> None:
+        """Raise an error if these words, once on the device, tell of one."""
 
-class SingleRank:
+
+class Sound:
+    """No call of a rank ends without its result."""
+
+    faults = None
+
+    def judge(self, faults: np.ndarray | None) -> None:
+        pass
+
+
+class SingleRank(Sound):
     """A world of one: nothing to add, nothing to gather."""
 
     rank, world = 0, 1
@@ -63,11 +80,11 @@ class ThreadGroup:
     def __init__(self, world: int) -> None:
         self.world = world
         self.comms = [ThreadComm(self, rank) for rank in range(world)]
-        self._slots: list[np.ndarray] = [np.empty(0)] * world
+        self._slots: list[Any] = [None] * world
         self._barrier = threading.Barrier(world)
         self._pool = ThreadPoolExecutor(world, thread_name_prefix="rank")
 
-    def exchange(self, rank: int, value: np.ndarray) -> list[np.ndarray]:
+    def exchange(self, rank: int, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
         self._slots[rank] = value
         self._barrier.wait()
@@ -77,24 +94,30 @@ class ThreadGroup:
 
     def run(self, work: Callable[[int], object]) -> list:
         """work(rank) on every rank at once; the first failure is raised and frees the others."""
+        return self._together(work, here=False)
 
-        def guarded(rank: int) -> object:
+    def _together(self, work: Callable[[int], object], here: bool) -> list:
+        """`run`; rank 0 is the calling thread if `here`."""
+
+        def guarded(rank: int) -> tuple[object, BaseException | None]:
             try:
-                return work(rank)
-            except BaseException:
+                return work(rank), None
+            except BaseException as error:
                 self._barrier.abort()
-                raise
+                return None, error
 
-        futures = [self._pool.submit(guarded, rank) for rank in range(self.world)]
-        errors = [error for future in futures if (error := future.exception())]
+        futures = [self._pool.submit(guarded, rank) for rank in range(int(here), self.world)]
+        ends = [guarded(0)] if here else []
+        ends += [future.result() for future in futures]
+        errors = [error for _, error in ends if error is not None]
         if errors:
             self._barrier.reset()
             own = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
             raise (own or errors)[0]
-        return [future.result() for future in futures]
+        return [result for result, _ in ends]
 
 
-class ThreadComm:
+class ThreadComm(Sound):
     """One rank of a `ThreadGroup`."""
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_numba.model.comm import Traffic
+from ddtree_numba.model.comm import Sound, Traffic
 from ddtree_numba.spec.all_reduce import all_reduce
 
 HEADER = struct.Struct("<IIQ")  # kind, number of the call, bytes that follow
@@ -34,7 +34,7 @@ class LeaderLost(RankLost):
     """Rank 0 is gone."""
 
 
-class TcpComm:
+class TcpComm(Sound):
     """One rank's connections: rank 0 has one to every other rank, the others one to rank 0.
 
     lost(rank) makes the error for a connection that broke, heard(rank) counts signs of life that a

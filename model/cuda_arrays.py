@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_numba.kernels.driver import DeviceError, require_driver
 from ddtree_numba.kernels.probe import check_device
 from ddtree_numba.model.inputs import VerifyInput
+from ddtree_numba.model.place import gpus_are_shared
 from ddtree_numba.spec.numerics import BF16
 
 Array = Any  # cupy.ndarray
+BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class CudaArrays:
@@ -25,10 +28,16 @@ class CudaArrays:
     dtype = BF16
     _nvtx: Any = None
 
-    def __init__(self) -> None:
-        self.device = check_device()
+    def __init__(self, index: int | None = None) -> None:
+        """On device `index`, which becomes the current one, or on the current one."""
         import cupy
 
+        if index is not None:
+            visible = require_driver()
+            if index >= visible and not gpus_are_shared():
+                raise DeviceError(f"GPU {index}: {visible} are visible, numbered from 0")
+            cupy.cuda.Device(index % visible).use()
+        self.device, self.index = check_device(), cupy.cuda.Device().id
         self.xp = cupy
         self._nvtx = _profiler_ranges()
         self.stream, self.side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -37,6 +46,11 @@ class CudaArrays:
         self._active = False
         self._workspaces: dict[tuple, list[Array]] = {}
         self._constants: dict[tuple, Array] = {}
+
+    @property
+    def bus_id(self) -> str:
+        """Of the device on the PCI bus."""
+        return self.xp.cuda.Device(self.index).pci_bus_id
 
     @contextmanager
     def active(self, pool: Any = None) -> Iterator[None]:
@@ -116,10 +130,10 @@ class CudaArrays:
     def beside(self, call: Callable[[], Array]) -> Array:
         """A call's result, made beside what follows on the stream, until `rejoin`."""
         assert self._beside is None, "one call at a time"
-        self.side.wait_event(self._point(self.stream))
+        self.side.wait_event(self.point(self.stream))
         with self.side:
             result = call()
-        self._beside = self._point(self.side)
+        self._beside = self.point(self.side)
         return result
 
     def rejoin(self) -> None:
@@ -128,7 +142,8 @@ class CudaArrays:
             self.stream.wait_event(self._beside)
             self._beside = None
 
-    def _point(self, stream: Any) -> Any:
+    def point(self, stream: Any) -> Any:
+        """Where a stream stands, for another one to wait for."""
         event = self.xp.cuda.Event(disable_timing=True)
         event.record(stream)
         return event
@@ -181,7 +196,9 @@ class CudaArrays:
         return (starts[:, None] + self.constant(np.arange, rows, dtype="int32")).reshape(-1)
 
     def copy(self, source: Array, out: Array) -> None:
-        out.view(np.uint16)[...] = source.view(np.uint16)
+        """source into out, both of one dtype; both may be views. CuPy knows no bfloat16."""
+        bits = BITS[out.itemsize]
+        out.view(bits)[...] = source.view(bits)
 
     def path_rows(self, rows: Array, nodes: Array, counts: Array) -> Array:
         """rows[R,N,W] along each path -> [R,D,W]; beyond a path's end any row."""

@@ -1,8 +1,8 @@
 """The operations as kernels on the current GPU, in order on one stream."""
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,62 +12,32 @@ from ddtree_numba.kernels import (
     absorb_rope,
     cache_commit,
     draft_attention,
-    draft_topk,
     embed,
     linear,
     linear_swiglu,
     moe_int4,
     moe_records,
-    next_token,
     norm_rope_append,
     rms_norm,
     rope,
-    round_advance,
     router,
-    tree_accept,
     tree_attention,
-    tree_build,
-    tree_mask,
 )
-from ddtree_numba.kernels.row_settings import Settings, settings
 from ddtree_numba.model.cache import PAGE
-from ddtree_numba.model.cuda_arrays import Array, CudaArrays, ranged
-from ddtree_numba.model.inputs import VerifyInput
-from ddtree_numba.spec.next_token import SamplingParams
+from ddtree_numba.model.cuda_arrays import Array, ranged
+from ddtree_numba.model.cuda_rounds import CudaRounds
 from ddtree_numba.spec.numerics import BF16, F32, Int4Matrix
-from ddtree_numba.spec.tree_accept import Accept
-from ddtree_numba.spec.tree_build import Tree
 
 NO_STEP = (None,) * 4
 
 
-@dataclass(frozen=True)
-class Draws:
-    """How the token after each node is chosen: settings and seeds [R N], on the device."""
-
-    settings: Settings
-    seeds: Array
-
-    @property
-    def kind(self) -> tuple[bool, ...]:
-        """Which launches they ask for."""
-        each = self.settings
-        return each.sampled, each.ranked, each.massed, each.cut
-
-    def write(self, other: "Draws") -> None:
-        """Take over the values of another one of the same kind and size."""
-        for name in ("temperature", "top_k", "share", "min_p"):
-            getattr(self.settings, name)[...] = getattr(other.settings, name)
-        self.seeds[...] = other.seeds
-
-
-class CudaBackend(CudaArrays):
+class CudaBackend(CudaRounds):
     """Every operation is its kernel."""
 
     name = "cuda"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, index: int | None = None) -> None:
+        super().__init__(index)
         device = self.xp.cuda.Device()
         known = device.attributes
         self.multiprocessors = known["MultiProcessorCount"]
@@ -165,72 +135,6 @@ class CudaBackend(CudaArrays):
     def cache_commit(self, pages, scratch, page_table, starts, nodes, counts) -> None:
         cache_commit.cache_commit(pages, scratch, page_table, starts, nodes, counts)
 
-    # Operations of the round.
-
-    def draft_topk(self, logits, k: int):
-        requests, depths, vocabulary = logits.shape
-        k = min(k, vocabulary)
-        shape = (requests, depths, k)
-        out = self.empty(shape, np.int32), self.empty(shape, F32)
-        words = draft_topk.workspace_words(requests * depths, vocabulary)
-        space = self.workspace("draft_topk", words, shape)
-        return draft_topk.draft_topk(logits, k, workspace=space, out=out)
-
-    def tree_build(self, roots, token_ids, log_probs, budget: int, max_depths=None) -> Tree:
-        shape = (len(roots), budget + 1)
-        tokens, parents, depths = (self.empty(shape, np.int32) for _ in range(3))
-        sizes = self.empty((len(roots),), np.int32)
-        out = Tree(tokens, parents, depths, self.empty(shape, F32), sizes)
-        return tree_build.tree_build(roots, token_ids, log_probs, budget, max_depths, out=out)
-
-    def tree_prefix(self, tree: Tree, sizes) -> Tree:
-        """The first sizes[r] nodes; the width stays, and what lies beyond is padding."""
-        return replace(tree, sizes=sizes)
-
-    def verify_input(self, tree: Tree, starts, page_table) -> VerifyInput:
-        requests, nodes = tree.tokens.shape
-        paths = self.empty((requests, nodes, min(nodes, tree_build.MAX_DEPTHS + 1)), np.int32)
-        positions = self.empty((requests, nodes), np.int32)
-        tree_mask.tree_paths(
-            *(tree.parents, tree.depths, tree.sizes), out=paths, starts=starts, positions=positions
-        )
-        parts = (tree.tokens, positions, tree.parents, paths, tree.sizes)
-        return VerifyInput(*parts, starts, page_table)
-
-    def draws(self, params: Sequence[SamplingParams], seeds: Sequence[int], nodes: int) -> Draws:
-        host = settings(params, len(params))
-        each = {k: v for k, v in vars(host).items() if isinstance(v, np.ndarray)}
-        each["seeds"] = np.array(seeds, np.uint64)
-        arrays = {k: self.array(np.repeat(v, nodes)) for k, v in each.items()}
-        return Draws(seeds=arrays.pop("seeds"), settings=replace(host, **arrays))
-
-    def next_tokens(self, logits, batch: VerifyInput, draws: Draws):
-        rows = batch.tokens.size
-        positions = batch.positions.reshape(-1).astype(np.int64) + 1  # of the drawn token
-        filters = draws.settings.ranked or draws.settings.massed
-        space = self.workspace("next_token", next_token.workspace_words(rows, filters))
-        out = self.empty((rows,), np.int32)
-        tokens = next_token.next_token(
-            *(logits.reshape(rows, -1), positions, draws.seeds, draws.settings),
-            workspace=space,
-            out=out,
-        )
-        return tokens.reshape(batch.tokens.shape)
-
-    def tree_accept(self, tree: Tree, target_tokens) -> Accept:
-        requests, nodes = tree.tokens.shape
-        path = self.empty((requests, min(nodes, tree_build.MAX_DEPTHS + 1)), np.int32)
-        out = Accept(path, self.empty((requests,), np.int32), self.empty((requests,), np.int32))
-        return tree_accept.tree_accept(tree, target_tokens, out=out)
-
-    def round_advance(self, roots, starts, room, tree_tokens, nodes, counts, next_tokens):
-        given = (roots, starts, room, tree_tokens, nodes, counts, next_tokens)
-        return round_advance.round_advance(*given, out=self.empty(nodes.shape, np.int32))
-
-    def no_candidates(self, requests: int):
-        shape = (requests, 0, 0)
-        return self.empty(shape, np.int32), self.empty(shape, F32)
-
     # Weights.
 
     def place(self, tensor: np.ndarray | Int4Matrix | moe_records.Records, field: str) -> Any:
@@ -291,6 +195,7 @@ class CudaBackend(CudaArrays):
         return space
 
 
-for method, operation in list(vars(CudaBackend).items()):
-    if callable(operation) and not method.startswith("_"):
-        setattr(CudaBackend, method, ranged(operation))
+for kind in (CudaRounds, CudaBackend):
+    for method, operation in list(vars(kind).items()):
+        if callable(operation) and not method.startswith("_"):
+            setattr(kind, method, ranged(operation))

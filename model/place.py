@@ -13,6 +13,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOBS = ("DDTREE_NUMBA_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 SECONDS = "DDTREE_NUMBA_RANK_SECONDS"
 CHECK = "DDTREE_NUMBA_CHECK_RANKS"
+SHARED_GPUS = "DDTREE_NUMBA_SHARED_GPUS"
 PARENT = "DDTREE_NUMBA_PARENT"
 LISTENER, NEWS = "DDTREE_NUMBA_LISTENER", "DDTREE_NUMBA_NEWS"
 
@@ -84,6 +85,11 @@ def check_every(environ: Mapping[str, str] = os.environ) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{CHECK} must be a number of rounds, not {text!r}")
     return int(text)
+
+
+def gpus_are_shared(environ: Mapping[str, str] = os.environ) -> bool:
+    """May ranks share GPUs, where there are too few? Their kernels then take turns: for tests."""
+    return bool(environ.get(SHARED_GPUS))
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:

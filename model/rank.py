@@ -1,5 +1,7 @@
 """One tensor-parallel rank: its weights, its cache, and what a round asks of both."""
 
+from typing import Any
+
 import numpy as np
 
 from ddtree_numba.model.backend import Backend
@@ -15,11 +17,12 @@ class Rank:
 
     def __init__(self, target: Target, drafter: Drafter | None, cache: Cache, ops: Backend) -> None:
         self.target, self.drafter, self.cache, self.ops = target, drafter, cache, ops
+        self.comm = target.comm
         # [R,N,K*H] of the last forward, until its accepted rows are committed
         self.taps = np.empty((0, 0, 0))
 
-    def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
-        """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""
+    def _drafted(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
+        """Root tokens [R] at `starts` -> draft logits float32 [R,L,V/W] of this rank's tokens."""
         assert self.drafter is not None
         config = self.drafter.config
         roots, starts, page_table = map(self.ops.array, (roots, starts, page_table))
@@ -27,8 +30,18 @@ class Rank:
         block[:, 0] = roots
         embedded = self.target.embed(block.reshape(-1)).reshape(*block.shape, -1)
         hidden = self.drafter.forward(embedded, starts, page_table, self.cache)
-        logits = self.target.logits(hidden.reshape(-1, hidden.shape[-1]))
-        return logits.reshape(*hidden.shape[:2], -1)
+        part = self.target.head(hidden.reshape(-1, hidden.shape[-1]))
+        return part.reshape(*hidden.shape[:2], -1)
+
+    def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
+        """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""
+        return self.comm.all_gather(self._drafted(roots, starts, page_table))
+
+    def candidates(
+        self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k likeliest tokens of each draft position, and their log-probabilities: [R,L,k]."""
+        return self.ops.candidates(self._drafted(roots, starts, page_table), k, self.comm)
 
     def forward(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """The target over a batch of trees -> final hidden states [T,H]; keeps taps and rows."""
@@ -39,8 +52,14 @@ class Rank:
 
     def verify(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """-> the target's logits after every node, float32 [R,N,V]."""
-        logits = self.target.logits(self.forward(batch, with_taps))
-        return logits.reshape(*batch.tokens.shape, -1)
+        part = self.target.head(self.forward(batch, with_taps))
+        return self.comm.all_gather(part.reshape(*batch.tokens.shape, -1))
+
+    def choose(self, batch: VerifyInput, with_taps: bool, draws: Any) -> np.ndarray:
+        """-> the token that the target itself puts after every node, int32 [R,N]."""
+        part = self.target.head(self.forward(batch, with_taps))
+        part = part.reshape(*batch.tokens.shape, -1)
+        return self.ops.next_tokens(part, batch, draws, self.comm)
 
     def commit(
         self, starts: np.ndarray, nodes: np.ndarray, counts: np.ndarray, page_table: np.ndarray
@@ -61,14 +80,33 @@ class Ranks:
 
     def __init__(self, ranks: list[Rank], group: ThreadGroup | None) -> None:
         self.ranks, self.group = ranks, group
-        self.ops = ranks[0].ops
+        self.ops, self.comm = ranks[0].ops, ranks[0].comm
 
     @property
     def traffic(self) -> Traffic:
         """What a rank has given to the others."""
-        return self.ranks[0].target.comm.traffic
+        return self.comm.traffic
 
-    def _all(self, verb: str, *args: object) -> np.ndarray:
+    @property
+    def taps(self) -> list[np.ndarray]:
+        """Every rank's, of the last forward; a graph that has run puts back where its own lie."""
+        return [rank.taps for rank in self.ranks]
+
+    @taps.setter
+    def taps(self, taps: list[np.ndarray]) -> None:
+        for rank, own in zip(self.ranks, taps, strict=True):
+            rank.taps = own
+
+    def finish(self) -> None:
+        """Wait until all operations are done; an error between ranks is raised."""
+        self.ops.finish()
+        self.judge(None if self.comm.faults is None else self.ops.host(self.comm.faults))
+
+    def judge(self, faults: np.ndarray | None) -> None:
+        """See `Comm.judge`."""
+        self.comm.judge(faults)
+
+    def _all(self, verb: str, *args: object) -> Any:
         def call(rank: int) -> np.ndarray:
             with self.ranks[rank].ops.active():
                 return getattr(self.ranks[rank], verb)(*args)
@@ -79,6 +117,12 @@ class Ranks:
         """See `Rank.draft`."""
         return self._all("draft", roots, starts, page_table)
 
+    def candidates(
+        self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `Rank.candidates`."""
+        return self._all("candidates", roots, starts, page_table, k)
+
     def forward(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """See `Rank.forward`."""
         return self._all("forward", batch, with_taps)
@@ -86,6 +130,10 @@ class Ranks:
     def verify(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """See `Rank.verify`."""
         return self._all("verify", batch, with_taps)
+
+    def choose(self, batch: VerifyInput, with_taps: bool, draws: Any) -> np.ndarray:
+        """See `Rank.choose`."""
+        return self._all("choose", batch, with_taps, draws)
 
     def commit(
         self, starts: np.ndarray, nodes: np.ndarray, counts: np.ndarray, page_table: np.ndarray

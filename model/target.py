@@ -33,10 +33,9 @@ class Target:
         first = self.comm.rank * table.shape[0]
         return self.comm.all_reduce(self.ops.embed(token_ids, table, first, dtype=self.ops.dtype))
 
-    def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """Normed hidden states [T,H] -> float32 [T,V]."""
-        part = self.ops.linear(hidden, self.weights.lm_head, out_dtype=F32)
-        return self.comm.all_gather(part)
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        """Normed hidden states [T,H] -> logits of this rank's tokens, float32 [T,V/W]."""
+        return self.ops.linear(hidden, self.weights.lm_head, out_dtype=F32)
 
     def forward(
         self, batch: VerifyInput, cache: Cache, tap_layers: tuple[int, ...] = ()

@@ -34,7 +34,8 @@ class ProcessGroup:
     """This rank among the ranks of a run: `comm`, and the watch over all of them.
 
     As a context: rank 0, left without an exception, takes leave of the others, and left with one
-    ends them. On another rank whatever is not `RankLost` is reported to rank 0.
+    ends them. On another rank whatever is not `RankLost` is reported to rank 0. `farewells` are
+    called before leave is taken, and `stops`, from any thread, once the run has failed.
     """
 
     def __init__(self, place: Place, describe: Callable[[BaseException], str] = str) -> None:
@@ -49,6 +50,8 @@ class ProcessGroup:
             place.rank, place.world, data, place.seconds, self._lost, self._signs.__getitem__
         )
         self.failure: str | None = None
+        self.farewells: list[Callable[[], None]] = []
+        self.stops: list[Callable[[], None]] = []
         self._decided, self._all_left = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._left: set[int] = set()
@@ -91,12 +94,17 @@ class ProcessGroup:
         self.comm.close()
         self._timer.start()
         self._decided.set()
+        for stop in self.stops:
+            stop()
 
     def _take_leave(self) -> None:
+        if not self.rank:
+            self.comm.broadcast()
+        for farewell in self.farewells:
+            farewell()
         if self.rank:
             self._say(0, {"bye": True})
             return
-        self.comm.broadcast()
         self._all_left.wait(GRACE)
         if self.failure is not None:
             raise RankLost(self.failure)
@@ -116,6 +124,10 @@ class ProcessGroup:
     def _lost(self, rank: int) -> RankError:
         if not self._decided.wait(VERDICT_SECONDS):
             self.fail(GONE.format(rank))
+        return self.lost()
+
+    def lost(self) -> RankError:
+        """The error of a run that has failed."""
         kind = LeaderLost if self.failure == GONE.format(0) else RankLost
         return kind(self.failure)
 

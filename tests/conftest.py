@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def without_a_device(request, monkeypatch) -> None:
     """Backend auto is numpy, here and in commands that a test starts, if it is not marked gpu."""
     if not request.node.get_closest_marker("gpu"):
-        monkeypatch.setattr("ddtree_numba.load.has_driver", lambda: False)
+        monkeypatch.setattr("ddtree_numba.backends.has_driver", lambda: False)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 

@@ -67,7 +67,7 @@ def module() -> ModuleType:
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
         get_default_pinned_memory_pool=MemoryPool,
         cuda=SimpleNamespace(
-            Device=lambda: SimpleNamespace(attributes=ATTRIBUTES),
+            Device=lambda: SimpleNamespace(attributes=ATTRIBUTES, id=0),
             Event=Event,
             Memory=None,
             MemoryPointer=None,

@@ -22,8 +22,8 @@ POINTS: dict[str, tuple[Any, str, int]] = {
     "rendezvous": (watch, "meet", 1),
     "load": (load, "load_target", 1),
     "prefill": (Rank, "forward", 1),
-    "draft": (Rank, "draft", 1),
-    "verify": (Rank, "verify", 2),
+    "draft": (Rank, "candidates", 1),
+    "verify": (Rank, "choose", 2),
     "commit": (Rank, "commit", 4),
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 from ddtree_numba.engine import Engine
 from ddtree_numba.model.backend import NumpyBackend
 from ddtree_numba.model.cache import PAGE
-from ddtree_numba.model.comm import Traffic
+from ddtree_numba.model.comm import SingleRank
 from ddtree_numba.model.inputs import VerifyInput
 
 Target = Callable[[tuple[int, ...]], int | np.ndarray]  # prefix -> next token, or its logits
@@ -39,11 +39,21 @@ class ScriptedRanks:
 
     def __init__(self, target: Target, draft: Draft, depth: int, vocab: int, shape: tuple) -> None:
         pages, slots, nodes = shape
-        self.ops, self.traffic = NumpyBackend(), Traffic()
+        self.ops, self.comm, self.taps = NumpyBackend(), SingleRank(), None
         self.target, self.drafter, self.depth, self.vocab = target, draft, depth, vocab
         self.pages = np.full((1, pages, PAGE, 1), UNWRITTEN)
         self.context = self.pages.copy()  # the drafter's
         self.scratch = np.full((1, slots, nodes, 1), UNWRITTEN)
+
+    @property
+    def traffic(self):
+        return self.comm.traffic
+
+    def finish(self) -> None:
+        self.ops.finish()
+
+    def judge(self, faults) -> None:
+        self.comm.judge(faults)
 
     def prefix(self, pages: np.ndarray, table: np.ndarray, length: int) -> tuple[int, ...]:
         """The committed tokens of a request."""
@@ -68,6 +78,9 @@ class ScriptedRanks:
             logits[r] = [self.row(guess) for guess in self.drafter(prefix)]
         return logits
 
+    def candidates(self, roots, starts, page_table, k) -> tuple[np.ndarray, np.ndarray]:
+        return self.ops.candidates(self.draft(roots, starts, page_table), k, self.comm)
+
     def forward(self, batch: VerifyInput, with_taps: bool) -> None:
         requests, nodes = batch.tokens.shape
         self.with_taps = with_taps
@@ -83,6 +96,9 @@ class ScriptedRanks:
                 own = tuple(int(t) for t in batch.tokens[r, path])
                 logits[r, i] = self.row(self.target(committed + own))
         return logits
+
+    def choose(self, batch: VerifyInput, with_taps: bool, draws) -> np.ndarray:
+        return self.ops.next_tokens(self.verify(batch, with_taps), batch, draws, self.comm)
 
     def commit(self, starts, nodes, counts, page_table) -> None:
         scratch = self.scratch[:, : len(nodes)]
@@ -108,7 +124,7 @@ def scripted_engine(
         drafter_config=SimpleNamespace(block_size=depth + 1),
         tokenizer=Letters(),
         seconds=0.0,
-        build=lambda pages, slots, nodes: ScriptedRanks(
+        build=lambda pages, slots, nodes, positions: ScriptedRanks(
             target, draft, depth, vocab, (pages, slots, nodes)
         ),
     )

@@ -55,7 +55,7 @@ def test_no_gpu_is_a_line(embedded, capsys, monkeypatch):
     def none(*_: object):
         raise ValueError("backend 'cuda': no device")
 
-    monkeypatch.setattr("ddtree_numba.load.choose_backend", none)
+    monkeypatch.setattr("ddtree_numba.backends.open_backends", none)
     assert main([str(embedded), "--place", "cuda"]) == 1
     assert capsys.readouterr().err == "error: --place cuda: backend 'cuda': no device\n"
 

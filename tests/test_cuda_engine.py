@@ -121,7 +121,7 @@ def test_a_prompt_in_any_chunks_gives_the_same_bits(engine, monkeypatch):
 
 def test_a_round_is_one_graph_and_the_host_is_a_round_behind(engine):
     assert decode(engine, [PROMPTS[0]], None, "ddtree", 13)
-    plans = {key[0]: each.graph for key, each in engine.rounds.captured.items()}
+    plans = {key[0]: each.graph for key, each in engine.rounds.player.captured.items()}
     graphs = [graph for plan, graph in plans.items() if plan.budget == 13]
     assert len(graphs) == 1 and graphs[0] is not None
     assert engine.rounds.ahead == 1
@@ -163,6 +163,6 @@ def test_soak_of_random_prompts(engine, rng):
             del wanted[one.index][: len(one.token_ids)]
             rounds += 1
         assert not any(wanted) and engine.pages.free_pages == free
-        pools = engine.ranks.ops.pool, engine.rounds.pool
+        pools = engine.ranks.ops.pool, engine.rounds.player.pool
         used = used or sum(pool.total_bytes() for pool in pools)
     assert sum(pool.total_bytes() for pool in pools) < 1.5 * used

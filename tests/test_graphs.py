@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ddtree_numba.engine import Engine
+from ddtree_numba.graph_player import GraphPlayer
 from ddtree_numba.graphs import BUDGETS, GraphRounds
 from ddtree_numba.model.backend import NumpyBackend
 from ddtree_numba.sampling import SamplingParams
@@ -78,7 +79,7 @@ class Device(NumpyBackend):
 
 def ahead(engine: Engine) -> Engine:
     engine.ranks.ops = Device()
-    engine.rounds = GraphRounds(engine.ranks, engine.pages.rows, engine.context)
+    engine.rounds = GraphRounds(GraphPlayer(engine.ranks), engine.pages.rows, engine.context)
     return engine
 
 
@@ -145,8 +146,8 @@ def test_a_cancelled_answer_leaves_nothing_behind():
 def test_budget_auto_takes_the_smallest_graph_that_lets_the_tree_grow():
     graphs = ahead(scripted_engine(count_up, some_right))
     assert decode(graphs, PROMPTS, SamplingParams(max_new_tokens=40), budget="auto")
-    budgets = {key[0].budget for key in graphs.rounds.captured}
+    budgets = {key[0].budget for key in graphs.rounds.player.captured}
     assert budgets <= {0, *BUDGETS}
     graphs.rounds.largest = 5
-    plan = next(key[0] for key in graphs.rounds.captured if key[0].times)
+    plan = next(key[0] for key in graphs.rounds.player.captured if key[0].times)
     assert graphs.rounds.fitted(plan).budget == 8

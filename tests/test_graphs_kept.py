@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ddtree_numba.budget import StepTimes
+from ddtree_numba.graph_player import GraphPlayer
 from ddtree_numba.graphs import GraphRounds
 from ddtree_numba.kernels.row_settings import settings
 from ddtree_numba.model.cuda_arrays import CudaArrays
@@ -63,7 +64,7 @@ def test_a_generator_that_fails_does_not_turn_back_another(monkeypatch):
     one = graphs.generate([[30]], params, "ddtree", 16)
     tokens = next(one).token_ids
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(graphs.rounds, "prepared", lambda *_: 1 / 0)
+        patch.setattr(graphs.rounds.player, "prepared", lambda *_: 1 / 0)
         next(graphs.generate([[41]], params, "ddtree", 16))
     assert tokens + [token for each in one for token in each.token_ids] == plain
 
@@ -129,7 +130,7 @@ def test_memory_that_results_are_copied_to_outlives_a_generator():
 def test_what_rounds_keep_lies_in_no_memory_of_graphs():
     engine = scripted_engine(count_up, some_right, max_batch=3)
     engine.ranks.ops = Pooled()
-    engine.rounds = GraphRounds(engine.ranks, engine.pages.rows, engine.context)
+    engine.rounds = GraphRounds(GraphPlayer(engine.ranks), engine.pages.rows, engine.context)
     decode(engine, PROMPTS, SamplingParams(max_new_tokens=20))
     assert set(engine.ranks.ops.homes) == {"general"}
 
@@ -223,7 +224,7 @@ def test_an_end_or_another_mode_does_not_make_later_trees_small():
 
 
 def test_of_many_graphs_the_latest_are_kept(monkeypatch):
-    monkeypatch.setattr("ddtree_numba.graphs.MOST_GRAPHS", 3)
+    monkeypatch.setattr("ddtree_numba.graph_player.MOST_GRAPHS", 3)
     graphs = ahead(scripted_engine(count_up, some_right))
     plain = scripted_engine(count_up, some_right)
     params = SamplingParams(max_new_tokens=20)
@@ -233,7 +234,7 @@ def test_of_many_graphs_the_latest_are_kept(monkeypatch):
             for engine in (graphs, plain)
         ]
         assert sum(answers[0], []) == sum(answers[1], [])
-        budgets = [plan.budget for plan, _, _ in graphs.rounds.captured]
+        budgets = [plan.budget for plan, _, _ in graphs.rounds.player.captured]
         assert len(budgets) <= 3 and budget in budgets
     assert 2 in budgets and 5 in budgets
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddtree_numba import load
+from ddtree_numba import backends, load
 from ddtree_numba.engine import Engine
 from ddtree_numba.model.fields import CheckpointError
 
@@ -48,24 +48,29 @@ def test_s31_a_drafter_of_another_size_is_refused(copy):
     ],
 )
 def test_backend_auto_is_cuda_where_it_can_run(driver, dtype, tp, wanted, monkeypatch):
-    cuda = SimpleNamespace(CudaBackend=lambda: SimpleNamespace(name="cuda"))
+    cuda = SimpleNamespace(CudaBackend=lambda index: SimpleNamespace(name="cuda"))
     monkeypatch.setitem(sys.modules, "ddtree_numba.model.cuda_backend", cuda)
-    monkeypatch.setattr(load, "has_driver", lambda: driver)
-    assert load.choose_backend("auto", dtype, tp).name == wanted
+    monkeypatch.setattr(backends, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(backends, "has_driver", lambda: driver)
+    opened = backends.open_backends("auto", dtype, tp)
+    assert [each.name for each in opened] == [wanted] * tp
 
 
-def test_backend_auto_is_numpy_without_a_device(monkeypatch):
-    def none():
+@pytest.mark.parametrize("late", [False, True])
+def test_backend_auto_is_numpy_without_a_device(late, monkeypatch):
+    def none(*_):
         raise RuntimeError("no NVIDIA device is visible")
 
     cuda = SimpleNamespace(CudaBackend=none)
     monkeypatch.setitem(sys.modules, "ddtree_numba.model.cuda_backend", cuda)
-    monkeypatch.setattr(load, "has_driver", lambda: True)
+    monkeypatch.setattr(backends, "has_driver", lambda: True)
+    monkeypatch.setattr("ddtree_numba.kernels.driver.visible", (lambda: 1) if late else none)
     notes: list[str] = []
-    assert load.choose_backend("auto", "bfloat16", 1, notes.append).name == "numpy"
+    (opened,) = backends.open_backends("auto", "bfloat16", 1, notes.append)
+    assert opened.name == "numpy"
     assert notes == ["backend 'cuda': no NVIDIA device is visible; numpy is used instead"]
     with pytest.raises(ValueError, match="backend 'cuda': no NVIDIA device is visible"):
-        load.choose_backend("cuda", "bfloat16", 1)
+        backends.open_backends("cuda", "bfloat16")
 
 
 @pytest.mark.parametrize("block, refused", [(16, False), (17, True)])
@@ -78,13 +83,12 @@ def test_a_block_that_cuda_cannot_take_is_refused(block, refused):
         load.check_block(drafter)
 
 
-@pytest.mark.parametrize("dtype, tp", [("float32", 1), ("bfloat16", 2)])
-def test_what_cuda_does_not_do_is_refused(dtype, tp):
-    with pytest.raises(ValueError, match=f"not in {dtype} on {tp}: use 'numpy'"):
-        load.choose_backend("cuda", dtype, tp)
+def test_what_cuda_does_not_do_is_refused():
+    with pytest.raises(ValueError, match="computes in bfloat16, not in float32: use 'numpy'"):
+        backends.open_backends("cuda", "float32")
 
 
 def test_packages_that_are_missing_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ddtree_numba.model.cuda_backend", None)
     with pytest.raises(ValueError, match="install the extra cu13"):
-        load.choose_backend("cuda", "bfloat16", 1)
+        backends.open_backends("cuda", "bfloat16")

@@ -17,7 +17,7 @@ PAGES, SLOTS, NODES = 12, 3, 160
 
 def build(embedded, dtype: str, tp: int = 1):
     loaded = load_checkpoint(embedded, None, "numpy", tp, dtype)
-    return loaded.build(PAGES, SLOTS, NODES)
+    return loaded.build(PAGES, SLOTS, NODES, 64 * PAGES)
 
 
 @pytest.fixture(scope="module")

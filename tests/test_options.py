@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddtree_numba import engine, load, options
+from ddtree_numba import backends, engine, options
 from ddtree_numba.model import backend, plan
 from ddtree_numba.options import build_parser, parse
 from ddtree_numba.spec import next_token
@@ -41,7 +41,7 @@ def test_every_option_has_help_and_is_named_in_it():
 def test_what_help_repeats_is_what_the_model_says(capsys):
     """Repeated because importing it takes longer than help may."""
     choices = {action.dest: action.choices for action in build_parser()._actions}
-    assert choices["mode"] == engine.MODES and choices["backend"] == load.BACKENDS
+    assert choices["mode"] == engine.MODES and choices["backend"] == backends.BACKENDS
     assert choices["dtype"] == tuple(backend.DTYPES)
     assert options.GREEDY_BELOW == next_token.GREEDY_BELOW
     assert f"memory of a card (default: {plan.CARD_BYTES / plan.GIB:.2f})" in (
