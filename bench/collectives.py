@@ -132,7 +132,7 @@ class Rank:
         return found
 
     def gathers(self) -> dict[str, dict]:
-        """us of gathers along rows by each method, and of NCCL's, which stacks the ranks' parts."""
+        """us by each method, logits joined along rows; of NCCL, which stacks them as well."""
         from cupy.cuda import nccl
 
         payloads = {}
@@ -140,7 +140,8 @@ class Rank:
             width = words or VOCABULARY // self.world
             with self.stream:
                 x = cupy.zeros((rows, width), np.uint32)
-                payloads[name] = x, cupy.zeros((rows, self.world * width), np.uint32)
+                shape = (self.world, rows, width) if words else (rows, self.world * width)
+                payloads[name] = x, cupy.zeros(shape, np.uint32)
 
         def ordered(method: str) -> Any:
             def call(x: Any, out: Any) -> None:
