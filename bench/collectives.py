@@ -226,7 +226,6 @@ class Rank:
         result: dict[str, Any] = dict(self_test=self_test([self.memory]))
         self.barrier()
         calls = {method: self.ordered(method) for method in METHODS} | self.nccl()
-        result["nccl_version"] = nccl_version()
         result["us"] = {name: self.times(call) for name, call in calls.items()}
         result["us"] |= self.host_memory()
         result["gather_us"] = self.gathers()

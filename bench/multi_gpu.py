@@ -2,8 +2,8 @@
 
 Times of every ordered method and of NCCL's own all-reduce for T rows of 7,168 bfloat16; the same of
 gathers of keys, candidates and logits; a round of 122 sums with a norm between; a soak in which
-every word is compared; what a rank that stops costs. Tables to standard output, one JSON file into
-the folder of results.
+every word is compared; what a rank that stops costs. Then the embedded model, decoded by the ranks:
+`decoding.py`. Tables to standard output, one JSON file into the folder of results.
 """
 
 import argparse
@@ -17,8 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from bench import decoding
 from bench.report import RESULTS, significant
 
+PARTS = ("collectives", "decoding")
 DEADLINE = 540  # seconds of all ranks together
 # Event nodes beside every collective would cost the host a millisecond a graph (NCCL 2.28).
 ENVIRONMENT = dict(NCCL_GRAPH_MIXING_SUPPORT="0")
@@ -108,19 +110,27 @@ def table(title: str, times: dict[str, dict]) -> list[str]:
 
 
 def report(result: dict) -> str:
-    machine, first = result["machine"], result["ranks"][0]
+    machine = result["machine"]
     lines = [
         f"{result['world']} x {machine['gpu']} ({result['link']}), driver {machine['driver']}, "
-        f"NCCL {first['nccl_version']}, commit {result['commit']}, {result['date']}",
+        f"NCCL {result['nccl']}, commit {result['commit']}, {result['date']}",
         "",
     ]
-    lines += table("us an all-reduce of T x 7,168 bfloat16, in a graph of 100:", first["us"])
+    if "ranks" in result:
+        lines += exchanges(result["ranks"])
+    if "decoding" in result:
+        lines += decoding.table(result["decoding"])
+    return "\n".join([*lines, f"wrong: {', '.join(faults(result)) or 'nothing'}"])
+
+
+def exchanges(ranks: list[dict]) -> list[str]:
+    first = ranks[0]
+    lines = table("us an all-reduce of T x 7,168 bfloat16, in a graph of 100:", first["us"])
     lines += [f"chosen by size: {', '.join(f'{t}: {m}' for t, m in first['chosen'].items())}", ""]
     lines += table("us a gather of what each rank has, in a graph of 100:", first["gather_us"])
     lines += table("us of 122 all-reduces with a norm behind each:", first["round_us"])
-    for rank in result["ranks"]:
-        lines.append(f"soak: {rank['soak']}; self-test: {rank['self_test'] or 'ok'}")
-    return "\n".join([*lines, f"last rank stopped: {first['stopped']}"])
+    lines += [f"soak: {r['soak']}; self-test: {r['self_test'] or 'ok'}" for r in ranks]
+    return [*lines, f"last rank stopped: {first['stopped']}", ""]
 
 
 def keep(result: dict, folder: Path) -> Path:
@@ -136,10 +146,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.multi_gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, help="GPUs to use, by default all that are visible")
     parser.add_argument("--soak", type=int, default=300_000, help="calls of the soak")
+    parser.add_argument("--part", choices=PARTS, help="one part alone, by default both")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     options = parser.parse_args(arguments)
 
     from bench import machine
+    from bench.collectives import nccl_version
     from bench.device import Gpu
 
     gpu = Gpu()
@@ -153,13 +165,26 @@ def main(arguments: list[str] | None = None) -> int:
         machine=machine.describe(gpu),
         commit=machine.commit(),
         date=machine.now(),
-        ranks=run(world, options),
+        nccl=nccl_version(),
     )
+    if options.part != "decoding":
+        result |= dict(ranks=run(world, options))
+    if options.part != "collectives":
+        result |= dict(decoding=decoding.measure(world))
     print(report(result))
     print(f"\nkept in {keep(result, options.results)}")
-    ranks = result["ranks"]
-    wrong = any(r["self_test"] or r["soak"]["wrong"] or r["soak"]["failure"] for r in ranks)
-    return int(wrong or not ranks[0]["stopped"]["failure"])
+    return int(bool(faults(result)))
+
+
+def faults(result: dict) -> list[str]:
+    """What went wrong, in short."""
+    ranks = result.get("ranks", [])
+    wrong = [f"rank {n}: self-test" for n, rank in enumerate(ranks) if rank["self_test"]]
+    bad = (n for n, r in enumerate(ranks) if r["soak"]["wrong"] or r["soak"]["failure"])
+    wrong += [f"rank {n}: soak" for n in bad]
+    if ranks and not ranks[0]["stopped"]["failure"]:
+        wrong.append("a rank that stopped was not noticed")
+    return wrong + result.get("decoding", {}).get("wrong", [])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ DEFAULTS = {
     "min_p": 0.0,
     "stop": (),
     "thinking": False,
+    "batch": 4,
 }
 SWITCHES = {
     *("ignore_eos", "chat", "raw", "allow_special", "json", "show_tree", "check", "quiet"),
@@ -32,6 +33,7 @@ SWITCHES = {
 }
 LARGEST_CARD = 1_000_000  # GiB
 MOST_RANKS = 1024
+MOST_PROMPTS = 1024
 PLAN_OPTIONS = {"plan", "model", "drafter", "tp", "card_gib", "debug"}
 GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeliest token
 
@@ -81,6 +83,12 @@ def build_parser() -> Parser:
     add("--prompt-file", metavar="FILE", help="read the text from a file")
     add("--input", metavar="FILE", help="many prompts, a JSON line each; needs --output")
     add("--output", metavar="FILE", help="their results, a JSON line each; resumable")
+    add(
+        "--batch",
+        type=at_least(1, MOST_PROMPTS),
+        metavar="N",
+        help="prompts decoded at a time, with --input (default: 4)",
+    )
 
     add = parser.add_argument_group("model").add_argument
     add("--model", metavar="DIR", help="checkpoint folder (default: the embedded model)")
@@ -205,7 +213,7 @@ def without_effect(options: argparse.Namespace, given: set[str]) -> str | None:
             options.chat,
             "with --chat, where only the template writes control tokens",
         ),
-        ("output", options.input is None, "without --input"),
+        *((name, options.input is None, "without --input") for name in ("output", "batch")),
         ("json", options.input is not None, "with --input, whose output is JSON lines"),
         ("show_tree", options.input is not None, "with --input"),
         *((name, options.quiet, "with --quiet") for name in ("show_tree", "verbose")),

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ddtree_numba.prompts import Encoder, Prompt
     from ddtree_numba.request import Increment
 
-MAX_BATCH = 4  # prompts decoded at a time
-
 
 @dataclass(frozen=True)
 class Command:
@@ -65,7 +63,7 @@ class Command:
         named = self.folder, options.drafter, options.backend
         with Progress("loading", "B", self.screen.err, options.quiet) as progress:
             more: dict[str, Any] = dict(
-                max_batch=min(len(prompts), MAX_BATCH),
+                max_batch=min(len(prompts), options.batch),
                 max_context=min(context, longest + max(options.max_new_tokens, 1)),
                 progress=progress,
                 cache=options.cache,

@@ -29,6 +29,7 @@ from ddtree_numba.model.place import (
     check_every,
     from_environment,
     gpus_are_shared,
+    meeting_way,
     patience,
 )
 from ddtree_numba.options import UsageError
@@ -52,6 +53,7 @@ def place_of(options: argparse.Namespace) -> Place | None:
         place = from_environment()
         patience()
         check_every()
+        meeting_way()
     except ValueError as error:
         raise UsageError(str(error)) from None
     if place is None:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ddtree_numba.kernels import driver
 from ddtree_numba.kernels.all_reduce import all_reduce
 from ddtree_numba.kernels.all_reduce_gathered import sum_gathered
+from ddtree_numba.kernels.driver import DeviceError
 from ddtree_numba.kernels.peers import Room
 from ddtree_numba.model.comm import Sound, Traffic
 from ddtree_numba.model.comm_streams import along_rows
@@ -23,7 +25,8 @@ from ddtree_numba.model.comm_tcp import RankError
 from ddtree_numba.model.cuda_arrays import Array
 from ddtree_numba.model.cuda_heads import gather_over
 from ddtree_numba.model.peer_memory import PeerMemory, connect
-from ddtree_numba.model.peer_regions import HostRegion
+from ddtree_numba.model.peer_regions import REGIONS, HostRegion
+from ddtree_numba.model.place import meeting_way
 from ddtree_numba.model.watch import ProcessGroup
 
 LINE_ROWS, PULL_ROWS = 65, 256  # rows of the model's width that a call moves at once by either way
@@ -35,32 +38,45 @@ NCCL_ENVIRONMENT = dict(NCCL_GRAPH_MIXING_SUPPORT="0")
 def connected(group: ProcessGroup, ops: Any, width: int, fast: bool = False) -> "CudaComm":
     """This rank's connection, after a self-test; rows are of `width` bfloat16.
 
-    fast: by NCCL's own all-reduce, whose sums for more than two ranks depend on their number of
-    rows. DeviceError or ImportError, in one line, if ranks cannot reach each other.
+    Rank 0's environment may name the way, else the first that works is taken; rank 0 says why the
+    ones before do not. fast: by NCCL's own all-reduce, whose sums for more than two ranks depend on
+    their number of rows. DeviceError or ImportError, in one line, if ranks cannot reach each other.
     """
-    with open(BOOT, "rb") as file:
-        machines = set(group.comm.gather(file.read()))
-    comm: CudaComm
-    if fast or len(machines) > 1:
-        comm = NcclComm(group, ops, fast)
-    else:
-        comm = PeerComm(peer_memory(group, ops, width), ops, group)
+    wanted = group.comm.broadcast(meeting_way().encode()).decode()
+    machines = group.comm.gather(Path(BOOT).read_bytes())
+    comm: CudaComm | None = None
+    if not fast and wanted != "nccl" and len(set(machines)) == 1:
+        try:
+            comm = PeerComm(peer_memory(group, ops, width, wanted), ops, group)
+        except DeviceError as error:  # of all ranks
+            if wanted:
+                raise
+            tell(group, str(error))
+    comm = comm or NcclComm(group, ops, fast)
     group.stops.append(comm.abort)
     group.farewells.append(comm.leave)
     return comm
 
 
-def peer_memory(group: ProcessGroup, ops: Any, width: int) -> PeerMemory:
-    """Memory that all ranks reach; rank 0 says why it is not the GPUs' own."""
+def tell(group: ProcessGroup, line: str) -> None:
+    """Why ranks do not meet in the fastest way."""
+    if group.rank == 0:
+        print(f"ranks: {line}", file=sys.stderr)
+
+
+def peer_memory(group: ProcessGroup, ops: Any, width: int, where: str) -> PeerMemory:
+    """Memory that all ranks reach: of the GPUs, or else of the host."""
     row = 2 * width
     room = Room.of(group.world, LINE_ROWS * row, LINE_ROWS * row, PULL_ROWS * row)
-    limit = int(group.place.seconds * 1e9)
-    memory, wrong = connect(group.rank, group.world, room, group.comm.gather, limit=limit)
-    for line in wrong if group.rank == 0 else ():
-        print(f"ranks meet in memory of the host: {line}", file=sys.stderr)
-    gpus = group.comm.gather(ops.bus_id.encode())
-    near = all(driver.over_nvlink(ops.index, other.decode()) for other in gpus)
-    near = all(group.comm.gather(b"near" if near else b""))  # all choose the same methods
+    gather, limit = group.comm.gather, int(group.place.seconds * 1e9)
+    kinds = [where] if where else list(REGIONS)
+    memory, wrong = connect(group.rank, group.world, room, gather, kinds, limit=limit)
+    for line in wrong:
+        tell(group, line)
+    near = all(
+        driver.over_nvlink(ops.index, other.decode()) for other in gather(ops.bus_id.encode())
+    )
+    near = all(gather(b"near" if near else b""))  # all choose the same methods
     link = "host" if isinstance(memory.region, HostRegion) else "nvlink" if near else "pcie"
     assert memory.peers is not None
     memory.peers = replace(memory.peers, link=link)

@@ -14,6 +14,8 @@ JOBS = ("DDTREE_NUMBA_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 SECONDS = "DDTREE_NUMBA_RANK_SECONDS"
 CHECK = "DDTREE_NUMBA_CHECK_RANKS"
 SHARED_GPUS = "DDTREE_NUMBA_SHARED_GPUS"
+MEETING = "DDTREE_NUMBA_MEETING"
+WAYS = ("device", "host", "nccl")
 PARENT = "DDTREE_NUMBA_PARENT"
 LISTENER, NEWS = "DDTREE_NUMBA_LISTENER", "DDTREE_NUMBA_NEWS"
 
@@ -85,6 +87,14 @@ def check_every(environ: Mapping[str, str] = os.environ) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{CHECK} must be a number of rounds, not {text!r}")
     return int(text)
+
+
+def meeting_way(environ: Mapping[str, str] = os.environ) -> str:
+    """Where ranks with GPUs meet: memory of the GPUs, of the host, or NCCL; "": what works."""
+    way = environ.get(MEETING, "")
+    if way and way not in WAYS:
+        raise ValueError(f"{MEETING} must be one of {', '.join(WAYS)}, not {way!r}")
+    return way
 
 
 def gpus_are_shared(environ: Mapping[str, str] = os.environ) -> bool:

@@ -67,6 +67,7 @@ def test_what_help_repeats_is_what_the_model_says(capsys):
         ("x --chat --raw", "--raw has no effect without --thinking"),
         ("x --chat --allow-special", "--allow-special has no effect with --chat"),
         ("x --output o", "--output has no effect without --input"),
+        ("x --batch 4", "--batch has no effect without --input"),
         ("--input i --output o --json", "--json has no effect with --input"),
         ("--input i --output o --show-tree", "--show-tree has no effect with --input"),
         ("x --quiet --show-tree", "--show-tree has no effect with --quiet"),

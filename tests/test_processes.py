@@ -200,6 +200,7 @@ def test_ranks_on_two_hosts():
         ({"RANK": "0", "WORLD_SIZE": "3"}, "--tp 2", "--tp 2, but WORLD_SIZE 3"),
         ({"RANK": "0"}, "--tp 2 --ranks threads", "--ranks has no effect where RANK is set"),
         ({"DDTREE_NUMBA_CHECK_RANKS": "x"}, "", "DDTREE_NUMBA_CHECK_RANKS must be a number of"),
+        ({"DDTREE_NUMBA_MEETING": "x"}, "", "MEETING must be one of device, host, nccl, not 'x'"),
         ({"DDTREE_NUMBA_RANK_SECONDS": "x"}, "", "DDTREE_NUMBA_RANK_SECONDS must be a number"),
     ],
 )
