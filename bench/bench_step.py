@@ -55,27 +55,36 @@ class Step:
         self.roots[...], self.starts[...], self.room[...] = ROOT, context, ROOM
         self.clock.flush()
 
+    def state(self, tokens: int) -> tuple[verbs.Round, verbs.Plan]:
+        """A round of so many nodes, and its plan."""
+        many = tokens > 1
+        plan = verbs.Plan(many, verbs.CANDIDATES if many else 0, tokens - 1)
+        with self.ops.active():
+            draws = self.ops.draws([SamplingParams()], [0], tokens)
+        return verbs.Round(self.roots, self.starts, self.room, self.table, draws), plan
+
+    def seconds(self, tokens: int, context: int) -> dict[str, float]:
+        """Of the verbs and of the round."""
+        state, plan = self.state(tokens)
+        reset, times = partial(self.reset, context), {}
+        for name, verb in VERBS.items():  # in turn: a later one may take an earlier one's memory
+            times[name] = self.clock.seconds(partial(verb, state, self.ranks, plan), reset)
+        times["draft"] *= tokens > 1  # without drafts an empty graph
+        times["round"] = self.clock.seconds(partial(verbs.play, state, self.ranks, plan), reset)
+        return times
+
     def measure(self, tokens: int, context: int, rates: step_floor.Rates, kernels: bool) -> dict:
         """A row: seconds of the verbs and of the round, floors, and what the router chose."""
         ops, ranks, rank = self.ops, self.ranks, self.ranks.ranks[0]
-        many = tokens > 1
-        plan = verbs.Plan(many, verbs.CANDIDATES if many else 0, tokens - 1)
-        with ops.active():
-            draws = ops.draws([SamplingParams()], [0], tokens)
-        state = verbs.Round(self.roots, self.starts, self.room, self.table, draws)
-        reset = partial(self.reset, context)
-        times = {}
-        for name, verb in VERBS.items():  # in turn: a later one may take an earlier one's memory
-            times[name] = self.clock.seconds(partial(verb, state, ranks, plan), reset)
-        times["draft"] *= many  # without drafts an empty graph
-        times["round"] = self.clock.seconds(partial(verbs.play, state, ranks, plan), reset)
+        times, many = self.seconds(tokens, context), tokens > 1
+        state, plan = self.state(tokens)
 
         def forward() -> Any:
             batch = ops.verify_input(state.tree, state.starts, state.page_table)
             return ranks.verify(batch, many)
 
         with ops.active():
-            reset()
+            self.reset(context)
             verbs.draft(state, ranks, plan)
             verbs.build(state, ranks, plan)
             assert np.isfinite(ops.host(forward())).all()

@@ -7,6 +7,7 @@ every word is compared; what a rank that stops costs. Then the embedded model, d
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from bench import decoding
 from bench.report import RESULTS, significant
 
+FOLDER = os.environ.get("DDTREE_NUMBA_RESULTS_DIR", RESULTS)
 PARTS = ("collectives", "decoding")
 DEADLINE = 540  # seconds of all ranks together
 # Event nodes beside every collective would cost the host a millisecond a graph (NCCL 2.28).
@@ -28,12 +30,11 @@ ENVIRONMENT = dict(NCCL_GRAPH_MIXING_SUPPORT="0")
 DEFAULTS = dict(NCCL_NVLS_ENABLE="0")
 
 
-def work(rank: int, world: int, connection: Connection, options: Any) -> None:
+def work(rank: int, world: int, connection: Connection, options: Any, task: str) -> None:
     """A process's main function; an error goes to the parent, which ends the others."""
     try:
-        from bench.collectives import Rank
-
-        connection.send(Rank(rank, world, connection, options).all())
+        module = importlib.import_module(task)
+        connection.send(module.Rank(rank, world, connection, options).all())
     except Exception as error:
         connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise
@@ -57,15 +58,15 @@ def serve(connections: list[Connection]) -> list[dict]:
             connection.send(given)
 
 
-def run(world: int, options: Any) -> list[dict]:
-    """Every rank's results."""
+def run(world: int, options: Any, task: str = "bench.collectives") -> list[dict]:
+    """Every rank's results: what `all` of the task's `Rank` gives."""
     os.environ.update(ENVIRONMENT)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(world)]
     processes = [
-        context.Process(target=work, args=(rank, world, theirs, options), daemon=True)
+        context.Process(target=work, args=(rank, world, theirs, options, task), daemon=True)
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for process in processes:
@@ -109,13 +110,17 @@ def table(title: str, times: dict[str, dict]) -> list[str]:
     return [*lines, ""]
 
 
-def report(result: dict) -> str:
+def heading(result: dict) -> str:
+    """Where and when."""
     machine = result["machine"]
-    lines = [
+    return (
         f"{result['world']} x {machine['gpu']} ({result['link']}), driver {machine['driver']}, "
-        f"NCCL {result['nccl']}, commit {result['commit']}, {result['date']}",
-        "",
-    ]
+        f"NCCL {result['nccl']}, commit {result['commit']}, {result['date']}"
+    )
+
+
+def report(result: dict) -> str:
+    lines = [heading(result), ""]
     if "ranks" in result:
         lines += exchanges(result["ranks"])
     if "decoding" in result:
@@ -133,13 +138,28 @@ def exchanges(ranks: list[dict]) -> list[str]:
     return [*lines, f"last rank stopped: {first['stopped']}", ""]
 
 
-def keep(result: dict, folder: Path) -> Path:
+def keep(result: dict, folder: Path, kind: str = "collectives") -> Path:
     gpu = "-".join(result["machine"]["gpu"].lower().split())
     minute = result["date"][:16].replace(":", "")
-    path = folder / f"collectives-{result['world']}x-{gpu}-{minute}-{result['commit']}.json"
+    path = folder / f"{kind}-{result['world']}x-{gpu}-{minute}-{result['commit']}.json"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def describe(parser: argparse.ArgumentParser, wanted: int | None) -> tuple[int, dict]:
+    """How many GPUs to use, and what they are; it ends with an error if there are too few."""
+    from bench import machine
+    from bench.collectives import nccl_version
+    from bench.device import Gpu
+
+    gpu = Gpu()
+    visible = gpu.cupy.cuda.runtime.getDeviceCount()
+    world = wanted or visible
+    if not 2 <= world <= visible:
+        parser.error(f"{world} ranks, and {visible} GPUs are visible: at least two are needed")
+    about = dict(machine=machine.describe(gpu), commit=machine.commit(), date=machine.now())
+    return world, about | dict(world=world, link=link(), nccl=nccl_version())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -147,26 +167,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, help="GPUs to use, by default all that are visible")
     parser.add_argument("--soak", type=int, default=300_000, help="calls of the soak")
     parser.add_argument("--part", choices=PARTS, help="one part alone, by default both")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
+    parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the JSON file")
     options = parser.parse_args(arguments)
 
-    from bench import machine
-    from bench.collectives import nccl_version
-    from bench.device import Gpu
-
-    gpu = Gpu()
-    visible = gpu.cupy.cuda.runtime.getDeviceCount()
-    world = options.ranks or visible
-    if not 2 <= world <= visible:
-        parser.error(f"{world} ranks, and {visible} GPUs are visible: at least two are needed")
-    result = dict(
-        world=world,
-        link=link(),
-        machine=machine.describe(gpu),
-        commit=machine.commit(),
-        date=machine.now(),
-        nccl=nccl_version(),
-    )
+    world, result = describe(parser, options.ranks)
     if options.part != "decoding":
         result |= dict(ranks=run(world, options))
     if options.part != "collectives":

@@ -33,10 +33,15 @@ def nothing() -> None:
 
 
 class Clock:
-    """Times calls on a backend; `rounds` is how many replays give a median."""
+    """Times calls on a backend; `rounds` is how many replays give a median.
 
-    def __init__(self, ops: Any, rounds: int) -> None:
-        self.ops, self.rounds = ops, rounds
+    agreed: of ranks that replay together the slowest one's seconds, so that all replay as often.
+    """
+
+    def __init__(
+        self, ops: Any, rounds: int, agreed: Callable[[float], float] = lambda seconds: seconds
+    ) -> None:
+        self.ops, self.rounds, self.agreed = ops, rounds, agreed
         self.graphs = hasattr(ops, "capture")
         self.pool = ops.new_pool() if self.graphs else None
         if self.graphs:
@@ -70,7 +75,7 @@ class Clock:
         """Queued without waiting, so that the host is ahead of the GPU; the first ones warm up."""
         ops, marks = self.ops, []
         before()
-        once = max(ops.graph_seconds(graph), 1e-6)
+        once = max(self.agreed(ops.graph_seconds(graph)), 1e-6)
         warm = min(int(WARM_SECONDS / once) + 1, 200)
         for _ in range(warm + max(self.rounds, FEWEST)):
             before()

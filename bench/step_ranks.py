@@ -1,0 +1,142 @@
+"""Ranks of a full-size model on several GPUs: `python -m bench.step_ranks`, one process a GPU.
+
+Each GPU holds one rank of --tp, with random weights made there, as `bench_step` builds it. With as
+many GPUs as ranks that is the whole model; with fewer, sums and gathers are those of fewer ranks,
+all else is the same. Rounds are timed twice: as they are, and with sums and gathers left out. The
+slowest rank's times count.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench import multi_gpu, report, step_routing
+from bench.step_rank import OneOf, build, read_configs
+from bench.step_time import Clock
+
+TOKENS, CONTEXTS = (1, 9, 17), (8192, 32768)
+# Tokens a round of chains of 7, as published: K2.7-Code's drafter on coding traffic, the mean of
+# K2.5's card (huggingface.co: mredmond/Kimi-K2.7-Code-DFlash-kimi-ft-v3, z-lab/Kimi-K2.5-DFlash). Nobody has
+# published K2's with trees, whose rounds are no shorter.
+LENGTHS = (3.10, 4.86)
+
+
+@dataclass
+class Group:
+    """What `PeerComm` asks of a group of processes."""
+
+    rank: int
+    world: int
+    connection: Connection
+    failure: None = None
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """What every rank gave, in rank order; a barrier as well."""
+        self.connection.send(payload)
+        return self.connection.recv()
+
+    def slowest(self, seconds: float) -> float:
+        return max(map(float, self.gather(repr(seconds).encode())))
+
+
+class Rank:
+    """One process with its GPU."""
+
+    def __init__(self, rank: int, world: int, connection: Connection, options: Any) -> None:
+        from ddtree_numba.model.comm_cuda import LINE_ROWS, PULL_ROWS, PeerComm
+        from ddtree_numba.model.cuda_backend import CudaBackend
+        from ddtree_numba.model.peer_memory import Room, connect
+
+        self.options, self.group = options, Group(rank, world, connection)
+        self.ops: Any = CudaBackend(rank)
+        config, drafter = read_configs(options.config, options.tp, options.layers)
+        most, nodes = max(options.contexts), max(options.tokens)
+        self.ranks, self.pages = build(self.ops, config, drafter, options.tp, most, nodes)
+        experts, picks = config.n_routed_experts, config.num_experts_per_tok
+        bias, self.share = step_routing.correction(experts, picks, None)
+        routed = config.num_hidden_layers - config.first_k_dense_replace
+        self.ops.router = step_routing.Drawn(self.ops, routed, picks, bias)
+        row = 2 * config.hidden_size
+        room = Room.of(world, LINE_ROWS * row, LINE_ROWS * row, PULL_ROWS * row)
+        memory, self.wrong = connect(rank, world, room, self.group.gather)
+        self.comm: Any = PeerComm(memory, self.ops, self.group)  # type: ignore[arg-type]
+        self.comm.world = options.tp  # of which the model is cut
+        self.clock = Clock(self.ops, options.rounds, self.group.slowest)
+
+    def use(self, comm: Any) -> None:
+        (rank,) = self.ranks.ranks
+        self.ranks.comm = rank.comm = rank.target.comm = comm
+        if rank.drafter is not None:
+            rank.drafter.comm = comm
+
+    def all(self) -> dict:
+        from bench.bench_step import Step
+
+        rows = []
+        for name, comm in (("with", self.comm), ("without", OneOf(self.options.tp))):
+            self.use(comm)
+            step = Step(self.ranks, self.pages, self.share, self.clock)
+            for context in self.options.contexts:
+                for tokens in self.options.tokens:
+                    seconds = step.seconds(tokens, context)
+                    seconds = {key: self.group.slowest(value) for key, value in seconds.items()}
+                    row = dict(sums=name, tokens=tokens, context=context, seconds=seconds)
+                    rows.append(row | dict(failure=self.comm.peers.failure()))
+        return dict(wrong=self.wrong, link=self.comm.peers.link, rows=rows)
+
+
+def table(result: dict) -> list[str]:
+    """Milliseconds, a line for each number of nodes and context."""
+    rows = result["ranks"][0]["rows"]
+    found = {(row["sums"], row["tokens"], row["context"]): row["seconds"] for row in rows}
+    lines = [
+        "| T | context | verify, ms | without sums | round, ms | without sums | tokens/s at 3.10"
+        " to 4.86 a round |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (sums, tokens, context), own in found.items():
+        if sums == "with":
+            bare = found["without", tokens, context]
+            cells = [1e3 * s[part] for part in ("verify", "round") for s in (own, bare)]
+            lengths = LENGTHS if tokens > 1 else (1.0,)
+            rates = " to ".join(f"{length / own['round']:,.0f}" for length in lengths)
+            middle = " | ".join(f"{cell:.3f}" for cell in cells)
+            lines.append(f"| {tokens} | {context:,} | {middle} | {rates} |")
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from bench.bench_step import numbers
+
+    parser = argparse.ArgumentParser(prog="bench.step_ranks", description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, help="GPUs to use, by default all that are visible")
+    parser.add_argument("--config", type=Path, help="folder of config.json and drafter/ (K2.6)")
+    parser.add_argument("--tp", type=int, default=8, help="ranks that the model is cut into (8)")
+    parser.add_argument("--layers", type=int, help="only so many of them")
+    parser.add_argument("--tokens", type=numbers, default=TOKENS, help="nodes: 1,9,17")
+    parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help="8192,32768")
+    parser.add_argument("--rounds", type=int, default=20, help="replays behind a figure (20)")
+    parser.add_argument(
+        "--results", type=Path, default=report.RESULTS, help="folder of the figures"
+    )
+    options = parser.parse_args(arguments)
+    world, about = multi_gpu.describe(parser, options.gpus)
+    if world > options.tp:
+        parser.error(f"--tp {options.tp}: {world} GPUs are more than ranks")
+    ranks = multi_gpu.run(world, options, "bench.step_ranks")
+    what = dict(tp=options.tp, layers=options.layers, config=str(options.config or "Kimi K2.6"))
+    result = about | what | dict(ranks=ranks)
+    lines = [multi_gpu.heading(result), f"{world} of {options.tp} ranks of {what['config']}", ""]
+    print("\n".join([*lines, *table(result)]))
+    print(f"\nkept in {multi_gpu.keep(result, options.results, 'ranks')}")
+    failures = [row["failure"] for rank in ranks for row in rank["rows"] if row["failure"]]
+    if failures:
+        print(f"bench.step_ranks: {failures[0]}", file=sys.stderr)
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""The bench of several full-size ranks, as far as it goes without GPUs."""
+
+import pytest
+
+from bench import multi_gpu, step_ranks
+
+
+def row(sums, tokens, verify, whole):
+    return dict(sums=sums, tokens=tokens, context=8192, seconds=dict(verify=verify, round=whole))
+
+
+def test_the_table_sets_rounds_beside_rounds_without_sums():
+    rows = [row("with", 1, 4e-3, 4e-3), row("with", 9, 8e-3, 10e-3)]
+    rows += [row("without", 1, 3e-3, 3e-3), row("without", 9, 7e-3, 9e-3)]
+    assert step_ranks.table(dict(ranks=[dict(rows=rows)]))[2:] == [
+        "| 1 | 8,192 | 4.000 | 3.000 | 4.000 | 3.000 | 250 |",
+        "| 9 | 8,192 | 8.000 | 7.000 | 10.000 | 9.000 | 310 to 486 |",
+    ]
+
+
+def test_more_gpus_than_ranks_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(multi_gpu, "describe", lambda parser, wanted: (16, {}))
+    with pytest.raises(SystemExit):
+        step_ranks.main(["--tp", "8"])
+    assert "--tp 8: 16 GPUs are more than ranks" in capsys.readouterr().err
