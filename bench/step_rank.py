@@ -55,8 +55,8 @@ class OneOf(SingleRank):
         self.world = world
 
     def gather(self, x: Any, joined: bool = False) -> Any:
-        """Of this rank alone."""
-        return x if joined else x[None]
+        """Of this rank alone; a copy, as it may be part of a workspace."""
+        return x if joined else x[None].copy()
 
 
 class Block:

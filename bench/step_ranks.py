@@ -13,14 +13,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench import multi_gpu, report, step_routing
+from bench import multi_gpu, step_routing
 from bench.step_rank import OneOf, build, read_configs
 from bench.step_time import Clock
 
 TOKENS, CONTEXTS = (1, 9, 17), (8192, 32768)
 # Tokens a round of chains of 7, as published: K2.7-Code's drafter on coding traffic, the mean of
-# K2.5's card (huggingface.co: mredmond/Kimi-K2.7-Code-DFlash-kimi-ft-v3, z-lab/Kimi-K2.5-DFlash). Nobody has
-# published K2's with trees, whose rounds are no shorter.
+# K2.5's card (huggingface.co: mredmond/Kimi-K2.7-Code-DFlash-kimi-ft-v3, z-lab/Kimi-K2.5-DFlash).
+# Nobody has published K2's with trees, whose rounds are no shorter.
 LENGTHS = (3.10, 4.86)
 
 
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help="8192,32768")
     parser.add_argument("--rounds", type=int, default=20, help="replays behind a figure (20)")
     parser.add_argument(
-        "--results", type=Path, default=report.RESULTS, help="folder of the figures"
+        "--results", type=Path, default=multi_gpu.FOLDER, help="folder of the figures"
     )
     options = parser.parse_args(arguments)
     world, about = multi_gpu.describe(parser, options.gpus)

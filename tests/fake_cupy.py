@@ -15,6 +15,13 @@ import pytest
 ATTRIBUTES = dict(MultiProcessorCount=132, MaxSharedMemoryPerMultiprocessor=228 << 10)  # an H200's
 
 
+class Device(contextlib.nullcontext):
+    id, attributes, pci_bus_id = 0, ATTRIBUTES, "0000:4A:00.0"
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__()
+
+
 class Stream(contextlib.nullcontext):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -67,7 +74,7 @@ def module() -> ModuleType:
         zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
         get_default_pinned_memory_pool=MemoryPool,
         cuda=SimpleNamespace(
-            Device=lambda: SimpleNamespace(attributes=ATTRIBUTES, id=0),
+            Device=Device,
             Event=Event,
             Memory=None,
             MemoryPointer=None,
