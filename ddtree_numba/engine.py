@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddtree_numba import verbs
+from ddtree_numba import kept_times, verbs
 from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET, StepTimes
 from ddtree_numba.detokenize import Detokenizer
 from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
@@ -279,8 +279,17 @@ class Engine:
         return verbs.Plan(True, min(budget, verbs.CANDIDATES), budget)
 
     def step_times(self) -> StepTimes:
-        """Seconds of a draft and of verify steps by width, measured once, on the spare slot."""
+        """Seconds of a draft and of verify steps by width: measured once, on the spare slot.
+
+        Where they do not change from run to run they are kept.
+        """
+        machine = self.rounds.player.machine
+        if self._times is None and machine is not None:
+            kept = kept_times.place(machine, self.config, self.drafter_config)
+            self._times = kept_times.load(kept)
         if self._times is None:
             self._prefill([0] * (PAGE + 1), self._spare, True)
             self._times = self.rounds.step_times(self._spare)
+            if machine is not None:
+                kept_times.store(kept, self._times)
         return self._times

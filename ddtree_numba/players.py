@@ -41,7 +41,12 @@ class Order:
 
 
 class Player:
-    """Plays rounds verb by verb. `traffic` is what a rank gave to the others in `played` rounds."""
+    """Plays rounds verb by verb. `traffic` is what a rank gave to the others in `played` rounds.
+
+    `machine` says where step times stay the same from run to run; None: they do not.
+    """
+
+    machine: str | None = None
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks, self.ops = ranks, ranks.ops
@@ -111,4 +116,6 @@ def player_of(ranks: Ranks) -> Player:
         return Player(ranks)
     from ddtree_numba.graph_player import GraphPlayer
 
-    return GraphPlayer(ranks)
+    player = GraphPlayer(ranks)
+    player.machine = f"{ranks.ops.device}; {ranks.comm.world} ranks, {ranks.comm.link}"
+    return player

@@ -32,11 +32,12 @@ class Comm(Protocol):
     """What the model asks of its ranks; every rank calls the same methods in the same order.
 
     `faults` are words on the device, not 0 if a call there ended without its result, and None where
-    every call ends with its result or an error.
+    every call ends with its result or an error. `link` is what calls go over.
     """
 
     rank: int
     world: int
+    link: str
     traffic: Traffic
     faults: Any
 
@@ -51,9 +52,9 @@ class Comm(Protocol):
 
 
 class Sound:
-    """No call of a rank ends without its result."""
+    """No call of a rank ends without its result. `link`: what calls go over."""
 
-    faults = None
+    faults, link = None, "host"
 
     def judge(self, faults: np.ndarray | None) -> None:
         pass

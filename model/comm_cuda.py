@@ -119,6 +119,7 @@ class PeerComm(CudaComm):
         super().__init__(group, ops)
         assert memory.peers is not None
         self.memory, self.peers = memory, memory.peers
+        self.link = memory.peers.link
         self._gather = gather_over(memory.peers, ops)
         self.abort = memory.abort  # type: ignore[method-assign]
 
@@ -145,6 +146,8 @@ class PeerComm(CudaComm):
 
 class NcclComm(CudaComm):
     """Ranks of any machines."""
+
+    link = "nccl"
 
     def __init__(self, group: ProcessGroup, ops: Any, fast: bool) -> None:
         super().__init__(group, ops)

@@ -48,6 +48,8 @@ class StreamGroup(ThreadGroup):
 class StreamComm(Sound):
     """One rank of a `StreamGroup`."""
 
+    link = "one GPU"
+
     def __init__(self, group: StreamGroup, rank: int) -> None:
         self.group, self.rank, self.world = group, rank, group.world
         self.ops = group.backends[rank]
