@@ -54,9 +54,21 @@ class OneOf(SingleRank):
         super().__init__()
         self.world = world
 
+    def all_gather(self, part: Any) -> Any:
+        return repeated(part, self.world)
+
     def gather(self, x: Any, joined: bool = False) -> Any:
         """Of this rank alone; a copy, as it may be part of a workspace."""
         return x if joined else x[None].copy()
+
+
+def repeated(part: Any, times: int) -> Any:
+    """In place of the parts of ranks that are not there: the last axis over and over."""
+    if times == 1:
+        return part
+    bits = part.view(np.uint16)  # CuPy knows no bfloat16
+    copies = np.broadcast_to(bits[..., None, :], (*bits.shape[:-1], times, bits.shape[-1]))
+    return copies.reshape(*bits.shape[:-1], -1).view(part.dtype)
 
 
 class Block:

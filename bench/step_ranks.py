@@ -8,13 +8,13 @@ slowest rank's times count.
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from bench import multi_gpu, step_routing
-from bench.step_rank import OneOf, build, read_configs
+from bench.step_rank import OneOf, build, read_configs, repeated
 from bench.step_time import Clock
 
 TOKENS, CONTEXTS = (1, 9, 17), (8192, 32768)
@@ -42,6 +42,13 @@ class Group:
         return max(map(float, self.gather(repr(seconds).encode())))
 
 
+def some_of(comm: Any, tp: int) -> Any:
+    """A connection of fewer ranks than the model is cut into: the others' parts are repeated."""
+    gather, comm.world = comm.all_gather, tp
+    comm.all_gather = lambda part: repeated(gather(part), tp // comm.peers.world)
+    return comm
+
+
 class Rank:
     """One process with its GPU."""
 
@@ -53,6 +60,7 @@ class Rank:
         self.options, self.group = options, Group(rank, world, connection)
         self.ops: Any = CudaBackend(rank)
         config, drafter = read_configs(options.config, options.tp, options.layers)
+        config = replace(config, shards_latents=options.shard_latents)
         most, nodes = max(options.contexts), max(options.tokens)
         self.ranks, self.pages = build(self.ops, config, drafter, options.tp, most, nodes)
         experts, picks = config.n_routed_experts, config.num_experts_per_tok
@@ -62,8 +70,8 @@ class Rank:
         row = 2 * config.hidden_size
         room = Room.of(world, LINE_ROWS * row, LINE_ROWS * row, PULL_ROWS * row)
         memory, self.wrong = connect(rank, world, room, self.group.gather)
-        self.comm: Any = PeerComm(memory, self.ops, self.group)  # type: ignore[arg-type]
-        self.comm.world = options.tp  # of which the model is cut
+        comm: Any = PeerComm(memory, self.ops, self.group)  # type: ignore[arg-type]
+        self.comm = some_of(comm, options.tp)
         self.clock = Clock(self.ops, options.rounds, self.group.slowest)
 
     def use(self, comm: Any) -> None:
@@ -118,16 +126,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, help="only so many of them")
     parser.add_argument("--tokens", type=numbers, default=TOKENS, help="nodes: 1,9,17")
     parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help="8192,32768")
+    parser.add_argument("--shard-latents", action="store_true", help="as of the command")
     parser.add_argument("--rounds", type=int, default=20, help="replays behind a figure (20)")
     parser.add_argument(
         "--results", type=Path, default=multi_gpu.FOLDER, help="folder of the figures"
     )
     options = parser.parse_args(arguments)
     world, about = multi_gpu.describe(parser, options.gpus)
-    if world > options.tp:
-        parser.error(f"--tp {options.tp}: {world} GPUs are more than ranks")
+    if options.tp % world:
+        parser.error(f"--tp {options.tp}: no multiple of {world} GPUs")
     ranks = multi_gpu.run(world, options, "bench.step_ranks")
     what = dict(tp=options.tp, layers=options.layers, config=str(options.config or "Kimi K2.6"))
+    what |= dict(shards_latents=options.shard_latents)
     result = about | what | dict(ranks=ranks)
     lines = [multi_gpu.heading(result), f"{world} of {options.tp} ranks of {what['config']}", ""]
     print("\n".join([*lines, *table(result)]))

@@ -65,6 +65,7 @@ class Engine:
         max_context: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         cache: str | Path | None = None,
+        shard_latents: bool = False,
     ) -> "Engine":
         """Load a checkpoint folder and its drafter.
 
@@ -72,11 +73,12 @@ class Engine:
         `backend` is "auto", "numpy" or "cuda"; `tp` ranks share the work, as threads on numpy;
         `dtype` is that of activations and cache; `max_batch` prompts are answered at a time, each
         within `max_context` tokens, prompt included (None: the model's limit). `cache`: a folder in
-        which packed weights are kept. `progress(bytes_done, bytes_total)` is called while weights
-        are read. Raises CheckpointError or ValueError, in one line, before anything is generated.
+        which packed weights are kept. `shard_latents`: see `ModelConfig`. While weights are read,
+        `progress(bytes_done, bytes_total)` is called. Raises CheckpointError or ValueError, in one
+        line, before anything is generated.
         """
         named = folder or EMBEDDED, drafter, backend, tp, dtype
-        loaded = load_checkpoint(*named, progress, cache=cache)
+        loaded = load_checkpoint(*named, progress, cache=cache, shard_latents=shard_latents)
         return cls(loaded, max_batch, max_context)
 
     def generate(

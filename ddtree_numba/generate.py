@@ -60,6 +60,8 @@ def run(
     apart = place is not None or processes.wanted(options)
     if options.fast_allreduce and not apart:
         raise UsageError("--fast-allreduce has no effect without ranks that are processes")
+    if options.shard_latents and options.tp == 1:
+        raise UsageError("--shard-latents has no effect on one rank")
     if apart and place is None:
         processes.check(options, interrupts)
         return processes.launch(argv, options.tp)

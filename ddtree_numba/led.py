@@ -118,11 +118,12 @@ def load(
     progress: Callable[[int, int], None] | None,
     cache: str | None = None,
     fast_allreduce: bool = False,
+    shard_latents: bool = False,
 ) -> Engine:
     """`Engine.load` over the ranks of a group; on rank 0."""
-    settings = fingerprint(folder, drafter), backend, dtype, check_every(), fast_allreduce
-    group.comm.broadcast(wire.encode(settings))
-    loaded = load_rank(group, folder, drafter, backend, dtype, progress, cache, fast_allreduce)
+    how = backend, dtype, fast_allreduce, shard_latents
+    group.comm.broadcast(wire.encode((fingerprint(folder, drafter), check_every(), how)))
+    loaded = load_rank(group, folder, drafter, progress, cache, *how)
     return LeadingEngine(Led(**vars(loaded), group=group), max_batch, max_context)
 
 
@@ -130,17 +131,19 @@ def load_rank(
     group: ProcessGroup,
     folder: Path,
     drafter: str | Path | None,
-    backend: str,
-    dtype: str,
     progress: Callable[[int, int], None] | None,
     cache: str | None,
+    backend: str,
+    dtype: str,
     fast_allreduce: bool,
+    shard_latents: bool,
 ) -> Loaded:
     """A rank's share of a checkpoint, and what connects it with the others."""
     backend = agreed_backend(group, backend, dtype)
     device = group.place.local_rank if backend == "cuda" else None
     named = folder, drafter, backend, group.world, dtype
-    loaded = load_checkpoint(*named, progress, group.comm, cache, device=device)
+    more: dict[str, Any] = dict(device=device, shard_latents=shard_latents)
+    loaded = load_checkpoint(*named, progress, group.comm, cache, **more)
     if fast_allreduce and backend != "cuda":
         raise ValueError(f"--fast-allreduce has no effect with backend {backend}")
     if backend == "cuda":
@@ -168,14 +171,13 @@ def follow(
     comm, announced = group.comm, group.comm.broadcast()
     if not announced:
         return  # nothing had to be decoded
-    printed, backend, dtype, every, fast = wire.decode(announced)
+    printed, every, how = wire.decode(announced)
     if printed != fingerprint(folder, drafter):
         raise ValueError(
             f"{folder} or its drafter holds another configuration, vocabulary or weights"
             " than rank 0's"
         )
-    named = group, folder, drafter, backend, dtype
-    loaded = load_rank(*named, lambda *_: group.alive(), cache, fast)
+    loaded = load_rank(group, folder, drafter, lambda *_: group.alive(), cache, *how)
     ranks = loaded.build(*wire.decode(comm.broadcast()))
     comm.barrier()
     player = compared(ranks, group, every)

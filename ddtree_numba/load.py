@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -105,6 +105,7 @@ def load_checkpoint(
     cache: str | Path | None = None,
     note: Callable[[str], None] | None = None,
     device: int | None = None,
+    shard_latents: bool = False,
 ) -> Loaded:
     """Read configuration, tokenizer and every rank's weights, or those of the rank of `comm`.
 
@@ -119,7 +120,7 @@ def load_checkpoint(
     backends = open_backends(backend, dtype, len(numbers), note, device)
     ops = backends[0]
     folder = Path(folder)
-    config = load_config(folder)
+    config = replace(load_config(folder), shards_latents=shard_latents and tp > 1)
     draft_folder = drafter_folder(folder, drafter)
     drafter_config = load_drafter_config(draft_folder) if draft_folder is not None else None
     if drafter_config is not None:

@@ -29,12 +29,12 @@ DEFAULTS = {
 }
 SWITCHES = {
     *("ignore_eos", "chat", "raw", "allow_special", "json", "show_tree", "check", "quiet"),
-    *("verbose", "debug", "plan", "version", "fast_allreduce"),
+    *("verbose", "debug", "plan", "version", "fast_allreduce", "shard_latents"),
 }
 LARGEST_CARD = 1_000_000  # GiB
 MOST_RANKS = 1024
 MOST_PROMPTS = 1024
-PLAN_OPTIONS = {"plan", "model", "drafter", "tp", "card_gib", "debug"}
+PLAN_OPTIONS = {"plan", "model", "drafter", "tp", "shard_latents", "card_gib", "debug"}
 GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeliest token
 
 
@@ -51,6 +51,7 @@ FAST_HELP = (
     "sum over ranks by NCCL's own all-reduce: the promise that speculation changes no token is"
     " withdrawn"
 )
+LATENTS_HELP = "cut attention's first projection over ranks: fewer bytes, one gather a layer more"
 THINKING_HELP = "reason first, on standard error (default: --no-thinking)"
 SPECIAL_HELP = "without --chat: names like <|im_end|> in the prompt are control tokens, not text"
 
@@ -110,6 +111,7 @@ def build_parser() -> Parser:
     )
     add("--ranks", choices=("threads", "processes"), help=RANKS_HELP)
     add("--fast-allreduce", action="store_true", help=FAST_HELP)
+    add("--shard-latents", action="store_true", help=LATENTS_HELP)
     add("--cache", metavar="DIR", help=CACHE_HELP)
     add("--dtype", choices=("bfloat16", "float32"), help="of activations (default: bfloat16)")
 

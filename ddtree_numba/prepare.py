@@ -6,7 +6,7 @@ and modules that take time to import only after them.
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,7 @@ class Command:
                 max_context=min(context, longest + max(options.max_new_tokens, 1)),
                 progress=progress,
                 cache=options.cache,
+                shard_latents=options.shard_latents,
             )
             if self.group is not None:
                 from ddtree_numba import led
@@ -157,7 +158,7 @@ def read_configs(
     except ValueError as error:
         raise _of_option(error) from None
     folder = EMBEDDED if options.model is None else Path(options.model)
-    config = load_config(folder)
+    config = replace(load_config(folder), shards_latents=options.shard_latents)
     drafter = drafter_folder(folder, options.drafter)
     drafter_config = None if drafter is None else load_drafter_config(drafter)
     check_tp(config, 1, drafter_config)  # what fails for one rank is the checkpoint's fault

@@ -24,18 +24,27 @@ PAIRS = WIDTH // 2  # of a lane that rotates
 
 
 @cache
-def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
+def make(element, q_width: int, kv_width: int, rope_width: int, shards: int = 1) -> Kernel:
     (q_each, q_warps, _), (kv_each, kv_warps, _) = shape_of(q_width), shape_of(kv_width)
     each, last, half = max(q_each, kv_each), q_warps + kv_warps, rope_width // 2
     q_terms, kv_terms = np.float32(q_width), np.float32(kv_width)
     words = WORDS8[element]
     count = each * words
+    q_part, rest_part = q_width // shards, (kv_width + rope_width) // shards
     turn = make_turn(element, rope_width)
     fetch, widen, store = fetch8[element], widen8[element], store8[element]
 
+    @cuda.jit(device=True, inline="always")
+    def place(column, part, start):
+        """Where a column of q_a, or of the rest, lies in a row of ranks' parts."""
+        if shards == 1:
+            return start * q_width + column
+        return column // part * (q_part + rest_part) + start * q_part + column % part
+
     @kernel(
         threads=WARP * (last + 1),
-        name=f"norm_rope_append_{q_width}_{kv_width}_{rope_width}_{element}",
+        name=f"norm_rope_append_{q_width}_{kv_width}_{rope_width}_{element}"
+        + (f"_of_{shards}" if shards > 1 else ""),
         registers=96,
         opcodes=("LDG.E.128", "STG.E.128"),
         pdl=True,
@@ -56,10 +65,10 @@ def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
     ):
         row, warp = int64(cuda.blockIdx.x), cuda.threadIdx.x >> 5
         first, warps, width, start, terms = 0, q_warps, q_width, 0, q_terms
-        norm, out, to = q_norm, q, row * q_width
+        norm, out, to, part = q_norm, q, row * q_width, q_part
         if warp >= q_warps:
-            first, warps, width, start, terms = q_warps, kv_warps, kv_width, q_width, kv_terms
-            norm, out, to = kv_norm, scratch, row * scratch_row
+            first, warps, width, start, terms = q_warps, kv_warps, kv_width, 1, kv_terms
+            norm, out, to, part = kv_norm, scratch, row * scratch_row, rest_part
         lane = int32(cuda.threadIdx.x - first * WARP)
         step = warps * WARP
         xs = cuda.local.array(count, uint32)
@@ -76,7 +85,7 @@ def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
             for n in range(each):
                 column = (lane + n * step) * WIDTH
                 if column < width:
-                    fetch(joint, row * joint_row + start + column, xs, n * words)
+                    fetch(joint, row * joint_row + place(column, part, start), xs, n * words)
                 else:
                     for i in range(words):
                         xs[n * words + i] = 0
@@ -106,7 +115,7 @@ def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
         else:
             pair = (cuda.threadIdx.x & 31) * PAIRS
             if pair < half:
-                at = row * joint_row + q_width + kv_width + 2 * pair
+                at = row * joint_row + place(kv_width + 2 * pair, rest_part, 1)
                 to += kv_width + 2 * pair
                 turn(joint, at, positions, row, table, known, pair, scratch, to)
 
@@ -114,7 +123,17 @@ def make(element, q_width: int, kv_width: int, rope_width: int) -> Kernel:
 
 
 def norm_rope_append(
-    joint, q_norm, kv_norm, eps: float, positions, table, scratch, *, out, stream=None
+    joint,
+    q_norm,
+    kv_norm,
+    eps: float,
+    positions,
+    table,
+    scratch,
+    shards: int = 1,
+    *,
+    out,
+    stream=None,
 ):
     """Normed q into out[T, Q], normed latent and rotated key into scratch[T, D+P]; returns out.
 
@@ -134,12 +153,15 @@ def norm_rope_append(
         raise ValueError(f"joint, scratch: {widths}, rows {apart}: expected multiples of {WIDTH}")
     if rope_width > WARP * WIDTH:
         raise ValueError(f"table: rows of {rope_width}, at most {WARP * WIDTH}")
+    if shards < 1 or widths[0] % (WIDTH * shards) or key_width % (WIDTH * shards):
+        parts = f"{widths[0]} and {key_width} in {shards} parts"
+        raise ValueError(f"shards: {parts}, expected multiples of {WIDTH}")
     require("q_norm", q_norm, widths[:1], joint.dtype)
     require("kv_norm", kv_norm, widths[1:2], joint.dtype)
     require("positions", positions, (tokens,), "int32")
     require("table", table, (len(table), rope_width), "float32")
     require("out", out, (tokens, widths[0]), joint.dtype)
-    make(element_of("joint", joint), *widths).launch(
+    make(element_of("joint", joint), *widths, shards).launch(
         tokens,
         *(joint, joint_row, q_norm, kv_norm, eps, positions, table, len(table)),
         *(out, scratch, scratch_row),
@@ -150,4 +172,5 @@ def norm_rope_append(
 
 def instances() -> list[Kernel]:
     """K2.6, at any TP size, and the embedded model."""
-    return [make(bf16, 1536, 512, 64), make(bf16, 96, 64, 16)]
+    parts = [make(bf16, 1536, 512, 64, shards) for shards in (2, 8)]
+    return [make(bf16, 1536, 512, 64), make(bf16, 96, 64, 16), *parts]

@@ -58,7 +58,11 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants of the target, under their published names."""
+    """Sizes and constants of the target, under their published names.
+
+    `shards_latents` is of no file: a rank computes its part of the first projection of attention
+    and gathers the others', where it would else compute all of it. Fewer bytes, one gather a layer.
+    """
 
     hidden_size: int
     num_hidden_layers: int
@@ -85,6 +89,7 @@ class ModelConfig:
     bos_token_id: int | None
     pad_token_id: int | None
     quantization: Quantization | None
+    shards_latents: bool = False
 
 
 def load_config(folder: str | Path, mla_norm_eps: float | None = None) -> ModelConfig:
@@ -102,7 +107,7 @@ def load_config(folder: str | Path, mla_norm_eps: float | None = None) -> ModelC
         _check_type(section)
     for key, allowed in FIXED.items():
         text.expect(key, *allowed)
-    sizes = {key: text.integer(key) for key in SIZES}
+    sizes: dict[str, Any] = {key: text.integer(key) for key in SIZES}
     quantization = read_quantization(top, text)
     _check_sizes(text, sizes, quantization)
     theta, scaling = rope_config(text)

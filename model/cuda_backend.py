@@ -76,10 +76,19 @@ class CudaBackend(CudaRounds):
         return rope.rope(x, positions, table, interleaved, out=out)
 
     def norm_rope_append(
-        self, joint, q_norm, kv_norm, eps: float, positions, inv_freq, scratch, amplitude=1.0
+        self,
+        joint,
+        q_norm,
+        kv_norm,
+        eps: float,
+        positions,
+        inv_freq,
+        scratch,
+        amplitude=1.0,
+        shards=1,
     ):
         table, out = self._rope_table(inv_freq, amplitude), self.empty((len(joint), len(q_norm)))
-        given = (joint, q_norm, kv_norm, eps, positions, table, scratch)
+        given = (joint, q_norm, kv_norm, eps, positions, table, scratch, shards)
         return norm_rope_append.norm_rope_append(*given, out=out)
 
     def linear(self, x, weight, out_dtype: np.dtype | None = None):

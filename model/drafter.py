@@ -40,7 +40,8 @@ class Drafter:
         ops = self.ops
         requests, rows = taps.shape[:2]
         positions = ops.positions(starts, rows)
-        context = ops.linear(taps.reshape(requests * rows, -1), self.weights.fc)
+        part = ops.linear(taps.reshape(requests * rows, -1), self.weights.fc)
+        context = self.comm.all_gather(part)  # [T,H]
         context = ops.rms_norm(context, self.weights.hidden_norm, self.config.rms_norm_eps)
         shape = (2, self.kv_heads, self.config.head_dim)
         written = ops.empty((len(self.weights.layers), requests * rows, *shape))

@@ -4,7 +4,8 @@
 |---|---|
 | name  | after the section's prefix; N is the layer, E the expert |
 | field | in weights.py; several tensors with one field are stacked along rows in slot order |
-| cut   | ROWS or COLUMNS: rank r of n holds the r-th n-th part; WHOLE: every rank holds all of it |
+| cut   | ROWS or COLUMNS: rank r of n holds the r-th n-th part; WHOLE: every rank holds it all |
+|       | LATENTS: ROWS where the configuration's `shards_latents` says so, else WHOLE          |
 | shape | names of `target_sizes` or `drafter_sizes`, as published, before the cut |
 | kind  | BF16, F32, or INT4: weight_packed, weight_scale and weight_shape, which are cut together |
 
@@ -18,7 +19,7 @@ from ddtree_numba.model.config import ModelConfig
 from ddtree_numba.model.drafter_config import DrafterConfig
 from ddtree_numba.spec.numerics import GROUP, PER_WORD
 
-WHOLE, ROWS, COLUMNS = "whole", "rows", "columns"
+WHOLE, ROWS, COLUMNS, LATENTS = "whole", "rows", "columns", "latents"
 ITEMSIZE = {"BF16": 2, "F32": 4, "I32": 4}
 
 
@@ -84,8 +85,8 @@ ENDS = (
 )
 ATTENTION = (
     Row("input_layernorm.weight", "input_norm", 0, WHOLE, "hidden"),
-    Row("self_attn.q_a_proj.weight", "qkv_a", 0, WHOLE, "q_lora hidden"),
-    Row("self_attn.kv_a_proj_with_mqa.weight", "qkv_a", 1, WHOLE, "latent hidden"),
+    Row("self_attn.q_a_proj.weight", "qkv_a", 0, LATENTS, "q_lora hidden"),
+    Row("self_attn.kv_a_proj_with_mqa.weight", "qkv_a", 1, LATENTS, "latent hidden"),
     Row("self_attn.q_a_layernorm.weight", "q_a_norm", 0, WHOLE, "q_lora"),
     Row("self_attn.q_b_proj.weight", "q_b", 0, ROWS, "query q_lora"),
     Row("self_attn.kv_a_layernorm.weight", "kv_a_norm", 0, WHOLE, "kv_lora"),
@@ -113,7 +114,7 @@ SHARED = (
     Row("down_proj.weight", "down", 0, COLUMNS, "hidden shared"),
 )
 DRAFTER_ENDS = (
-    Row("fc.weight", "fc", 0, WHOLE, "hidden taps"),
+    Row("fc.weight", "fc", 0, ROWS, "hidden taps"),
     Row("hidden_norm.weight", "hidden_norm", 0, WHOLE, "hidden"),
     Row("norm.weight", "norm", 0, WHOLE, "hidden"),
 )
@@ -172,7 +173,9 @@ def target_pieces(config: ModelConfig) -> Iterator[Piece]:
         Section("routed experts", moe, f"{mlp}experts.E.", "layers.N.mlp.", EXPERTS),
         Section("shared expert", moe, f"{mlp}shared_experts.", "layers.N.mlp.shared.", SHARED),
     )
-    yield from _expand(sections, target_sizes(config))
+    latents = ROWS if config.shards_latents else WHOLE
+    for piece in _expand(sections, target_sizes(config)):
+        yield piece._replace(cut=latents) if piece.cut == LATENTS else piece
 
 
 def drafter_pieces(config: DrafterConfig) -> Iterator[Piece]:

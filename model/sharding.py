@@ -7,6 +7,7 @@ from ddtree_numba.model.drafter_config import DrafterConfig
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.spec.numerics import GROUP
 
+VECTOR = 8  # bfloat16 numbers that a thread loads at once
 Share = tuple[str, int, int]  # (option, its value, what a rank's part must be a multiple of)
 
 
@@ -15,6 +16,10 @@ def target_shares(config: ModelConfig) -> list[Share]:
         ("num_attention_heads", config.num_attention_heads, 1),
         ("vocab_size", config.vocab_size, 1),
     ]
+    if config.shards_latents:
+        latent = config.kv_lora_rank + config.qk_rope_head_dim
+        shares.append(("q_lora_rank", config.q_lora_rank, VECTOR))
+        shares.append(("kv_lora_rank + qk_rope_head_dim", latent, VECTOR))
     if config.first_k_dense_replace > 0:
         shares.append(("intermediate_size", config.intermediate_size, 1))
     if config.first_k_dense_replace < config.num_hidden_layers:
@@ -28,6 +33,7 @@ def drafter_shares(config: DrafterConfig) -> list[Share]:
         ("drafter num_attention_heads", config.num_attention_heads, 1),
         ("drafter num_key_value_heads", config.num_key_value_heads, 1),
         ("drafter intermediate_size", config.intermediate_size, 1),
+        ("drafter hidden_size", config.hidden_size, 1),
     ]
 
 
@@ -46,7 +52,8 @@ def check_shares(shares: list[Share], tp: int) -> None:
     for name, size, unit in shares:
         if size % (tp * unit):
             part = f"{size // tp}" if size % tp == 0 else f"{size / tp:.1f}"
-            why = "is not whole" if unit == 1 else f"is not a multiple of the group size {unit}"
+            unit_name = unit if unit == VECTOR else f"the group size {unit}"
+            why = "is not whole" if unit == 1 else f"is not a multiple of {unit_name}"
             works = ", ".join(map(str, tp_sizes(shares))) or "none"
             raise CheckpointError(f"{name} {size} / tp {tp} = {part} {why}; tp that works: {works}")
 

@@ -69,6 +69,8 @@ class Target:
         positions = batch.positions.reshape(-1)
 
         joint = ops.linear(h, layer.qkv_a)  # [T, q_lora + latent + rope]
+        if c.shards_latents:
+            joint = self.comm.all_gather(joint)  # the ranks' parts side by side
         scratch = cache.rows(requests, nodes)[index]  # [R, N, latent + rope]
         q_a = ops.norm_rope_append(
             joint,
@@ -79,6 +81,7 @@ class Target:
             self.inv_freq,
             scratch.reshape(len(h), -1),
             amplitude=self.amplitude,
+            shards=self.comm.world if c.shards_latents else 1,
         )
 
         q = ops.linear(q_a, layer.q_b)

@@ -62,7 +62,7 @@ class DraftLayerWeights:
 
 @dataclass(frozen=True)
 class DrafterWeights:
-    fc: Array  # [H, K * H] for K taps
+    fc: Array  # [H / W, K * H] for K taps
     hidden_norm: Array  # [H]
     norm: Array  # [H]
     layers: tuple[DraftLayerWeights, ...]

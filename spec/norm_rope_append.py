@@ -14,6 +14,8 @@
 | inv_freq  | [P/2]        | float32                                  |
 | scratch   | [T, D+P]     | dtype of joint, written in place         |
 | amplitude | scalar       | float: factor of cosine and sine         |
+| shards    | scalar       | int W: joint is [q_a | latent, k_rope]   |
+|           |              | of rank 0, of rank 1 ..: a W-th of each  |
 | q         | [T, Q]       | dtype of joint                           |
 
 Rounding: where the parts round: each number written, once.
@@ -40,8 +42,10 @@ def norm_rope_append(
     inv_freq: np.ndarray,
     scratch: np.ndarray,
     amplitude: float = 1.0,
+    shards: int = 1,
 ) -> np.ndarray:
     """q; fills the scratch rows."""
+    joint = sorted_parts(joint, len(q_norm), shards)
     first, second = len(q_norm), len(q_norm) + len(kv_norm)
     if joint.shape[-1] != second + 2 * len(inv_freq):
         widths = first, len(kv_norm), 2 * len(inv_freq)
@@ -53,12 +57,25 @@ def norm_rope_append(
     return rms_norm(q_a, q_norm, eps)
 
 
+def sorted_parts(joint: np.ndarray, q_width: int, shards: int) -> np.ndarray:
+    """All ranks' parts of q_a, then their parts of the rest."""
+    rows, width = joint.shape
+    if width % shards or q_width % shards:
+        raise ValueError(f"rows of joint {joint.shape}, q_a {q_width}: not cut in {shards}")
+    parts = joint.reshape(rows, shards, width // shards)
+    q_a, rest = np.split(parts, [q_width // shards], axis=-1)
+    q_a, rest = q_a.reshape(rows, q_width), rest.reshape(rows, width - q_width)
+    return np.concatenate([q_a, rest], axis=-1)
+
+
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, Q=96, D=64, P=16),
     "no_row": dict(T=0, Q=96, D=64, P=16),
     "tiny": dict(T=17, Q=96, D=64, P=16),
     "amplitude": dict(T=3, Q=8, D=16, P=8, amplitude=1.4158883083359672),
     "odd": dict(T=3, Q=7, D=5, P=2),
+    "two_parts": dict(T=3, Q=96, D=64, P=16, shards=2),
+    "eight_parts": dict(T=2, Q=128, D=112, P=16, shards=8),
     "k26": dict(T=17, Q=1536, D=512, P=64),
 }
 
@@ -75,6 +92,7 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
         inv_freq=yarn_frequencies(case["P"], 50000.0, scaling),
         scratch=np.full((rows, case["D"] + case["P"]), np.nan, BF16),
         amplitude=case.get("amplitude", 1.0),
+        shards=case.get("shards", 1),
     )
 
 

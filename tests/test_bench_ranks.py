@@ -1,8 +1,11 @@
 """The bench of several full-size ranks, as far as it goes without GPUs."""
 
+import numpy as np
 import pytest
 
 from bench import multi_gpu, step_ranks
+from bench.step_rank import repeated
+from ddtree_numba.spec.numerics import BF16
 
 
 def row(sums, tokens, verify, whole):
@@ -18,8 +21,15 @@ def test_the_table_sets_rounds_beside_rounds_without_sums():
     ]
 
 
-def test_more_gpus_than_ranks_are_refused(monkeypatch, capsys):
+def test_parts_of_ranks_that_are_not_there_are_repeated():
+    part = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert repeated(part, 1) is part
+    assert repeated(part, 4).tobytes() == np.tile(part, 4).tobytes()
+    assert repeated(part.astype(BF16), 2).tobytes() == np.tile(part, 2).astype(BF16).tobytes()
+
+
+def test_gpus_that_do_not_divide_the_ranks_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(multi_gpu, "describe", lambda parser, wanted: (16, {}))
     with pytest.raises(SystemExit):
         step_ranks.main(["--tp", "8"])
-    assert "--tp 8: 16 GPUs are more than ranks" in capsys.readouterr().err
+    assert "--tp 8: no multiple of 16 GPUs" in capsys.readouterr().err

@@ -51,6 +51,13 @@ def test_golden_tokens_at_every_sure_step(streams, record_property):
     )
 
 
+def test_s09_speculation_changes_no_token_where_latents_are_cut(embedded):
+    streams = Engine.load(embedded, backend="cuda", tp=2, max_batch=8, shard_latents=True)
+    plain = [decode(streams, [prompt], None, "ar", 0)[0] for prompt in PROMPTS[:8]]
+    for draft in DRAFTS:
+        assert decode(streams, PROMPTS[:8], None, *draft) == plain
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 def test_s09_speculation_changes_no_token_on_several_ranks(streams, seed):
     plain = [decode(streams, [prompt], seed, "ar", 0)[0] for prompt in PROMPTS[:8]]

@@ -35,8 +35,10 @@ def run(joint, q_norm, **given):
     return out, given["scratch"]
 
 
-def apart(joint, q_norm, kv_norm, eps, positions, table, scratch, empty=np.empty):
+def apart(joint, q_norm, kv_norm, eps, positions, table, scratch, shards, empty=np.empty):
     """By the four launches: (q, scratch), and nothing of what is given is written."""
+    if shards > 1:
+        joint = spec.sorted_parts(joint, len(q_norm), shards)
     first, second = len(q_norm), len(q_norm) + len(kv_norm)
     q, latent, k_rope = (
         empty((len(joint), width), joint.dtype) for width in (first, second - first, table.shape[1])

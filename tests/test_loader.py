@@ -1,5 +1,6 @@
 """The loader: every field against the tensors that were written, slices of ranks, bytes, memory."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,17 @@ def test_shares_of_the_drafter_make_the_whole(tiny: Path, world: int) -> None:
     assert same(down, whole.layers[1].mlp.down)
     o = np.concatenate([rank.layers[0].o for rank in ranks], axis=1)
     assert same(o, whole.layers[0].o)
-    assert all(same(rank.fc, whole.fc) and rank.fc.shape == (64, 128) for rank in ranks)
+    assert same(np.concatenate([rank.fc for rank in ranks]), whole.fc)
+
+
+def test_l05_latents_are_cut_where_they_are_to_be(embedded: Path) -> None:
+    config = replace(load_config(embedded), shards_latents=True)
+    ranks = [load_target(embedded, config, rank, 2, place=keep) for rank in range(2)]
+    whole = load_target(embedded, config, place=keep).layers[1].qkv_a
+    parts = [rank.layers[1].qkv_a for rank in ranks]
+    q_a = config.q_lora_rank // 2
+    joined = [part[:q_a] for part in parts] + [part[q_a:] for part in parts]
+    assert same(np.concatenate(joined), whole)
 
 
 def test_l05_scales_are_cut_with_their_words(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -73,7 +73,7 @@ def check_bits(engine: Engine, index: int, seed: int | None, budget, monkeypatch
     ranks, nodes = engine.ranks, 0
     verify = type(ranks).verify
 
-    def compared(batch: VerifyInput, with_taps: bool) -> np.ndarray:
+    def compared(batch: VerifyInput, with_taps: bool, draws) -> np.ndarray:
         nonlocal nodes
         for i in range(int(batch.sizes[0])):
             path = batch.paths[0, i][batch.paths[0, i] >= 0]
@@ -85,10 +85,10 @@ def check_bits(engine: Engine, index: int, seed: int | None, budget, monkeypatch
         for i in range(int(batch.sizes[0])):
             assert np.array_equal(logits[0, i], plain_bits[i])
             nodes += 1
-        return logits
+        return ranks.ops.next_tokens(logits, batch, draws, ranks.comm)
 
     plain_bits: dict[int, np.ndarray] = {}
-    monkeypatch.setattr(ranks, "verify", compared)
+    monkeypatch.setattr(ranks, "choose", compared)
     got = decode(engine, [PROMPTS[index]], seed, "ddtree", budget)[0]
     monkeypatch.undo()
     assert got == plain(engine, index, seed)
