@@ -40,10 +40,18 @@ def workspace_words(rows: int, width: int, experts: int) -> int:
     return runs_of(width) * rows * WARP // 2 * each_of(experts)
 
 
-def router(h, gate, bias, k: int, scaling: float, *, workspace, out, stream=None):
-    """(experts int32, weights float32) [T, k] of every row of h into out; returns out."""
+def router(h, gate, bias, k: int, scaling: float, sizes=None, *, workspace, out, stream=None):
+    """(experts int32, weights float32) [T, k] of every row of h into out; returns out.
+
+    sizes: int32[R], or None: of the T / R rows of each request how many are real.
+    """
     rows, width = h.shape
-    count = len(gate)
+    count, nodes = len(gate), 0
+    if sizes is not None:
+        require("sizes", sizes, sizes.shape, "int32")
+        if not len(sizes) or rows % len(sizes):
+            raise ValueError(f"sizes: {len(sizes)} of {rows} rows, which are no multiple")
+        nodes = rows // len(sizes)
     require("h", h, (rows, width), BF16)
     require("gate", gate, (count, width), BF16)
     require("bias", bias, (count,), "float32")
@@ -63,7 +71,7 @@ def router(h, gate, bias, k: int, scaling: float, *, workspace, out, stream=None
     grid = -(-count // (ROWS * tiles)) * runs_of(width), min(shares, -(-rows // TOKENS))
     make_sums(width, count, tiles).launch(grid, h, gate, sums, rows, stream=stream)
     make_choice(width, count).launch(
-        rows, sums, rows, bias, k, scaling, experts, weights, stream=stream
+        rows, sums, rows, bias, k, scaling, sizes, nodes, experts, weights, stream=stream
     )
     return out
 

@@ -145,6 +145,7 @@ def make_sums(width: int, experts: int, tiles: int) -> Kernel:
 def make_choice(width: int, experts: int) -> Kernel:
     """A warp a row adds up its runs and writes experts and weights.
 
+    Of `nodes` rows that belong together, those beyond `sizes` add up the first one's; 0: all count.
     A lane has neighbouring experts: of equal ones the lowest lane has the lowest id.
     """
     each, runs = each_of(experts), runs_of(width)
@@ -158,6 +159,8 @@ def make_choice(width: int, experts: int) -> Kernel:
         bias: read(float32),
         k: int32,
         scaling: float32,
+        sizes: read(int32),
+        nodes: int32,
         chosen: write(int32),
         weights: write(float32),
     ):
@@ -173,8 +176,13 @@ def make_choice(width: int, experts: int) -> Kernel:
             biases[n] = bias[min(first + n, experts - 1)]
         ptx.launch_next()
         ptx.wait_for_previous()
+        source = int32(row)
+        if nodes > 0:
+            request = int32(ptx.divide(row, nodes))
+            if row - request * nodes >= sizes[request]:
+                source = int32(request * nodes)
         for n in range(0, each, 4):
-            at = row * padded + first + n
+            at = source * padded + first + n
             a, b, c, d = ptx.ldg4_f(sums, at)
             for s in range(1, runs):
                 e, f, g, h = ptx.ldg4_f(sums, at + s * rows * padded)

@@ -110,10 +110,10 @@ class CudaBackend(CudaRounds):
         out = self.empty((*q.shape[:2], weight.shape[-1] + table.shape[-1]))
         return absorb_rope.absorb_rope(q, weight, positions, table, out=out)
 
-    def router(self, h, gate, bias, k: int, scaling: float):
+    def router(self, h, gate, bias, k: int, scaling: float, sizes=None):
         out = self.empty((len(h), k), np.int32), self.empty((len(h), k), F32)
         space = self.empty((router.workspace_words(len(h), h.shape[1], len(gate)),), np.int64)
-        return router.router(h, gate, bias, k, scaling, workspace=space, out=out)
+        return router.router(h, gate, bias, k, scaling, sizes, workspace=space, out=out)
 
     def moe_int4(self, x, experts, weights, gate_up, down, base=None):
         rows, picks = experts.shape

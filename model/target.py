@@ -54,7 +54,7 @@ class Target:
         for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             attention = self.attention(layer, h, batch, cache, index)
             h, x = norm(x, layer.post_norm, eps, residual=attention)
-            h, x = norm(x, next_norm, eps, residual=self.mlp(layer.mlp, h))
+            h, x = norm(x, next_norm, eps, residual=self.mlp(layer.mlp, h, batch.sizes))
             if index in tap_layers:
                 first = tap_layers.index(index) * width
                 self.ops.copy(x, joined[:, first : first + width])
@@ -102,7 +102,7 @@ class Target:
         value = ops.absorb(out.reshape(len(h), self.heads, -1), layer.w_uv)  # [T, heads, v]
         return self.comm.all_reduce(ops.linear(value.reshape(len(h), -1), layer.o))
 
-    def mlp(self, mlp: DenseMlp | MoeMlp, h: np.ndarray) -> np.ndarray:
+    def mlp(self, mlp: DenseMlp | MoeMlp, h: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """SwiGLU, dense or routed; routed and shared experts are summed before the ranks are."""
         ops = self.ops
         if isinstance(mlp, DenseMlp):
@@ -110,7 +110,7 @@ class Target:
         c = self.config
         shared = ops.beside(lambda: self.swiglu_mlp(mlp.shared, h))
         experts, weights = ops.router(
-            h, mlp.gate, mlp.bias, c.num_experts_per_tok, c.routed_scaling_factor
+            h, mlp.gate, mlp.bias, c.num_experts_per_tok, c.routed_scaling_factor, sizes
         )
         return self.comm.all_reduce(
             ops.moe_int4(h, experts, weights, mlp.gate_up, mlp.down, base=shared)

@@ -11,8 +11,11 @@
 | bias    | [E]    | float32; in bfloat16 its small differences would be lost |
 | k       | scalar | int: experts a token, 1 .. E                             |
 | scaling | scalar | float: factor of the weights                             |
+| sizes   | [R]    | int32, or None: of T / R rows each how many are real     |
 | experts | [T, k] | int32                                                    |
 | weights | [T, k] | float32                                                  |
+
+Rows of padding choose what the first row of theirs does: they ask for no further expert's weights.
 
 An expert whose score is NaN comes after all others, by id: a row of NaN picks experts 0 .. k-1 with
 weights of NaN, and no other row notices.
@@ -31,10 +34,17 @@ TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # weights; experts are exact but for nea
 
 
 def router(
-    h: np.ndarray, gate: np.ndarray, bias: np.ndarray, k: int, scaling: float
+    h: np.ndarray,
+    gate: np.ndarray,
+    bias: np.ndarray,
+    k: int,
+    scaling: float,
+    sizes: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(experts, weights) of every row."""
     count = len(gate)
+    if sizes is not None:
+        h = h[chooser(len(h), sizes)]
     if not 1 <= k <= count:
         raise ValueError(f"cannot pick {k} of {count} experts")
     if bias.shape != (count,) or bias.dtype != np.float32:
@@ -50,6 +60,14 @@ def router(
     return experts.astype(np.int32), weights
 
 
+def chooser(rows: int, sizes: np.ndarray) -> np.ndarray:
+    """The row whose choice each row takes: its own, or that of the first one."""
+    if not len(sizes) or rows % len(sizes):
+        raise ValueError(f"{rows} rows are no multiple of {len(sizes)} sizes")
+    row, width = np.arange(rows), max(rows // len(sizes), 1)
+    return np.where(row % width < sizes[row // width], row, row - row % width)
+
+
 CASES: dict[str, dict] = {
     "one_expert": dict(T=1, H=32, E=1, k=1),
     "no_row": dict(T=0, H=32, E=8, k=2),
@@ -57,6 +75,7 @@ CASES: dict[str, dict] = {
     "odd": dict(T=3, H=33, E=33, k=5),
     "past_the_block": dict(T=65, H=32, E=385, k=8),
     "tiny": dict(T=17, H=192, E=12, k=4),
+    "padding": dict(T=15, H=32, E=24, k=3, sizes=(5, 1, 3)),
     "k26": dict(T=17, H=7168, E=384, k=8),
 }
 
@@ -65,7 +84,8 @@ def inputs(case: dict, rng: np.random.Generator) -> dict:
     h = rng.standard_normal((case["T"], case["H"])).astype(BF16)
     gate = (rng.standard_normal((case["E"], case["H"])) / np.sqrt(case["H"])).astype(BF16)
     bias = rng.uniform(-0.2, 0.2, case["E"]).astype(np.float32)
-    return dict(h=h, gate=gate, bias=bias, k=case["k"], scaling=2.827)
+    sizes = np.array(case["sizes"], np.int32) if "sizes" in case else None
+    return dict(h=h, gate=gate, bias=bias, k=case["k"], scaling=2.827, sizes=sizes)
 
 
 def cost(case: dict) -> Cost:

@@ -11,7 +11,7 @@ from ddtree_numba.spec.numerics import BF16, F32
 from tests.gpu_arrays import to_gpu, to_host
 
 CASES = {
-    name: case | dict(T=min(case["T"], 5))
+    name: case | dict(T=case["T"] if "sizes" in case else min(case["T"], 5))
     for name, case in spec.CASES.items()
     if case["H"] % 8 == 0 and name != "k26"
 }
@@ -19,16 +19,18 @@ CASES["two_runs"] = dict(T=3, H=1096, E=40, k=6)  # the second is short, and no 
 NEAR = 1e-5  # scores closer than this may change places
 
 
-def on_kernel(h, gate, bias, k, scaling, empty=np.empty):
+def on_kernel(h, gate, bias, k, scaling, sizes=None, empty=np.empty):
     rows, width = h.shape
     workspace = empty(workspace_words(rows, width, len(gate)), np.int64)
     workspace[...] = -1  # NaN
     out = empty((rows, k), np.int32), empty((rows, k), F32)
-    assert router(h, gate, bias, k, scaling, workspace=workspace, out=out) is out
+    assert router(h, gate, bias, k, scaling, sizes, workspace=workspace, out=out) is out
     return out
 
 
-def scores64(h, gate, **_):
+def scores64(h, gate, sizes=None, **_):
+    if sizes is not None:
+        h = h[spec.chooser(len(h), sizes)]
     with np.errstate(over="ignore"):
         return 1 / (1 + np.exp(-(h.astype(np.float64) @ gate.astype(np.float64).T)))
 
@@ -91,6 +93,14 @@ def test_e04_ties_go_to_the_lowest_id():
     assert experts.tolist() == [[300, 20, 7, 383, 150, 99, 40, 11, 12]]
     experts, _ = scored([0.5, 0.5, 0.5, 0.5], [-0.5, 0.0, -0.5, -0.0], 4)
     assert experts.tolist() == [[1, 3, 0, 2]]
+
+
+def test_sizes_that_do_not_fit_are_named(rng):
+    given = spec.inputs(CASES["padding"], rng)
+    with pytest.raises(ValueError, match="sizes: 2 of 15 rows, which are no multiple"):
+        on_kernel(**given | dict(sizes=np.ones(2, np.int32)))
+    with pytest.raises(ValueError, match="sizes"):
+        on_kernel(**given | dict(sizes=np.ones(3, np.int64)))
 
 
 def test_extreme_logits_stay_finite():

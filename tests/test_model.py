@@ -102,7 +102,7 @@ def test_taps_are_the_residual_stream_after_each_layer(ranks32, rng):
         x = x + target.attention(
             layer, rms_norm(x, layer.input_norm, 1e-6), batch, rank.cache, index
         )
-        x = x + target.mlp(layer.mlp, rms_norm(x, layer.post_norm, 1e-6))
+        x = x + target.mlp(layer.mlp, rms_norm(x, layer.post_norm, 1e-6), np.array([len(x)]))
         wanted.append(x)
     assert np.array_equal(taps, np.concatenate([wanted[i] for i in (0, 3, 5)], axis=-1))
 

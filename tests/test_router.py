@@ -20,10 +20,13 @@ def scored(scores, bias, k, scaling=1.0):
     return router(np.ones((1, 1), F32), gate, np.array(bias, F32), k, scaling)
 
 
-def loop(h, gate, bias, k, scaling):
+def loop(h, gate, bias, k, scaling, sizes=None):
     """The same in float64, one token at a time."""
     experts, weights = [], []
-    for row in h.astype(np.float64):
+    for number, row in enumerate(h.astype(np.float64)):
+        if sizes is not None:
+            request, node = divmod(number, len(h) // len(sizes))
+            row = h[number - node * (node >= sizes[request])].astype(np.float64)
         scores = 1 / (1 + np.exp(-(gate.astype(np.float64) @ row)))
         picks = sorted(range(len(gate)), key=lambda e: (-(scores[e] + bias[e]), e))[:k]
         experts.append(picks)
@@ -55,6 +58,24 @@ def test_e01_any_number_of_experts(count, tokens, rng):
         np.testing.assert_allclose(weights.sum(1), np.full(tokens, 2.827), rtol=1e-6)
     with pytest.raises(ValueError, match="cannot pick 0"):
         router(**{**given, "k": 0})
+
+
+def test_rows_of_padding_ask_for_no_further_expert(rng):
+    given = inputs(CASES["padding"], rng)
+    experts, weights = router(**given)
+    alone, shares = router(**given | dict(sizes=None))
+    for request, size in enumerate(given["sizes"]):
+        real, padding = (
+            slice(5 * request, 5 * request + size),
+            slice(5 * request + size, 5 * request + 5),
+        )
+        assert np.array_equal(experts[real], alone[real]) and np.array_equal(
+            weights[real], shares[real]
+        )
+        assert (experts[padding] == experts[5 * request]).all()
+    for sizes in ([], [1, 2]):
+        with pytest.raises(ValueError, match="15 rows are no multiple of"):
+            router(**given | dict(sizes=np.array(sizes, np.int32)))
 
 
 def test_e02_bias_steers_in_float32_and_never_weighs():
