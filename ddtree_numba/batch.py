@@ -73,7 +73,7 @@ def decode(command: Command, encoder: Encoder, waiting: list[Prompt], output: Ou
         f"{done} of {counted(len(waiting), 'prompt')} answered: {counted(tokens, 'token')} in"
         f" {seconds:.1f} s; {per_round(tokens, rounds)}"
     )
-    command.note_traffic(engine)
+    command.note_rounds(engine)
     if interrupts.cancel.is_set():
         return interrupts.exit_code
     if command.options.check:

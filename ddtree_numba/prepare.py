@@ -53,6 +53,13 @@ class Command:
         return Encoder(self.options, tokenizer, chat, self.config)
 
     def load(self, prompts: "list[Prompt]") -> "Engine":
+        """`read`, and what --verbose counts."""
+        engine = self.read(prompts)
+        if self.options.verbose:
+            engine.ranks.ranks[0].count_experts()
+        return engine
+
+    def read(self, prompts: "list[Prompt]") -> "Engine":
         """Read the weights, with progress; the cache is as large as these prompts can need."""
         from ddtree_numba.progress import Progress
 
@@ -78,14 +85,24 @@ class Command:
 
             return Engine.load(*named, options.tp, dtype=options.dtype, **more)
 
-    def note_traffic(self, engine: "Engine") -> None:
-        """With --verbose and several ranks: what a rank gives to the others in a round."""
-        player = engine.rounds.player
-        if self.options.verbose and self.options.tp > 1 and player.played:
+    def note_rounds(self, engine: "Engine") -> None:
+        """With --verbose: what a round asked of the experts, and of other ranks."""
+        rounds = engine.rounds.player.played
+        if not self.options.verbose or not rounds:
+            return
+        rank, player = engine.ranks.ranks[0], engine.rounds.player
+        used = rank.ops.host(rank.used)
+        if used.any():
+            each, config = used[used > 0].mean() / rounds, self.config
+            self.screen.note(
+                f"experts: {each:.1f} of {config.n_routed_experts} a layer and round;"
+                f" a token picks {config.num_experts_per_tok}"
+            )
+        if self.options.tp > 1:
             calls, size = player.traffic.calls, player.traffic.bytes
             self.screen.note(
-                f"ranks: {self.options.tp}; a round: {calls / player.played:.1f} calls,"
-                f" {size / player.played:,.0f} bytes of payload a rank"
+                f"ranks: {self.options.tp}; a round: {calls / rounds:.1f} calls,"
+                f" {size / rounds:,.0f} bytes of payload a rank"
             )
 
     def decode(self, engine: "Engine", prompts: "list[Prompt]") -> "Iterator[Increment]":

@@ -31,7 +31,7 @@ def run_one(command: Command) -> int:
         screen.answer(dumps(answer.record()) + "\n")
     screen.finish()
     screen.note(answer.summary(greedy=options.temperature < GREEDY_BELOW))
-    command.note_traffic(engine)
+    command.note_rounds(engine)
     if command.interrupts.cancel.is_set():
         return command.interrupts.exit_code
     if answer.error:

@@ -18,6 +18,7 @@ class Rank:
     def __init__(self, target: Target, drafter: Drafter | None, cache: Cache, ops: Backend) -> None:
         self.target, self.drafter, self.cache, self.ops = target, drafter, cache, ops
         self.comm = target.comm
+        self.used: np.ndarray | None = None  # int64 [layers], see `count_experts`
         # [R,N,K*H] of the last forward, until its accepted rows are committed
         self.taps = np.empty((0, 0, 0))
 
@@ -43,10 +44,17 @@ class Rank:
         """The k likeliest tokens of each draft position, and their log-probabilities: [R,L,k]."""
         return self.ops.candidates(self._drafted(roots, starts, page_table), k, self.comm)
 
-    def forward(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
+    def count_experts(self) -> None:
+        """From now on `used` counts the different experts that rounds ask for, layer by layer."""
+        with self.ops.active():
+            self.used = self.ops.xp.zeros(self.target.config.num_hidden_layers, np.int64)
+
+    def forward(
+        self, batch: VerifyInput, with_taps: bool, used: np.ndarray | None = None
+    ) -> np.ndarray:
         """The target over a batch of trees -> final hidden states [T,H]; keeps taps and rows."""
         layers = self.drafter.config.target_layer_ids if self.drafter and with_taps else ()
-        hidden, taps = self.target.forward(self.ops.placed(batch), self.cache, layers)
+        hidden, taps = self.target.forward(self.ops.placed(batch), self.cache, layers, used)
         self.taps = taps.reshape(*batch.tokens.shape, -1)
         return hidden
 
@@ -57,7 +65,7 @@ class Rank:
 
     def choose(self, batch: VerifyInput, with_taps: bool, draws: Any) -> np.ndarray:
         """-> the token that the target itself puts after every node, int32 [R,N]."""
-        part = self.target.head(self.forward(batch, with_taps))
+        part = self.target.head(self.forward(batch, with_taps, self.used))
         part = part.reshape(*batch.tokens.shape, -1)
         return self.ops.next_tokens(part, batch, draws, self.comm)
 

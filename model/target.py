@@ -38,11 +38,16 @@ class Target:
         return self.ops.linear(hidden, self.weights.lm_head, out_dtype=F32)
 
     def forward(
-        self, batch: VerifyInput, cache: Cache, tap_layers: tuple[int, ...] = ()
+        self,
+        batch: VerifyInput,
+        cache: Cache,
+        tap_layers: tuple[int, ...] = (),
+        used: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """-> (final normed hidden [T,H], taps [T, len(tap_layers) * H]); writes `cache.scratch`.
 
-        A tap is the residual stream after a layer, before any norm.
+        A tap is the residual stream after a layer, before any norm. To used[layer] is added how
+        many different experts the rows have chosen.
         """
         norm, eps = self.ops.rms_norm, self.config.rms_norm_eps
         layers = self.weights.layers
@@ -54,7 +59,8 @@ class Target:
         for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             attention = self.attention(layer, h, batch, cache, index)
             h, x = norm(x, layer.post_norm, eps, residual=attention)
-            h, x = norm(x, next_norm, eps, residual=self.mlp(layer.mlp, h, batch.sizes))
+            count = None if used is None else used[index : index + 1]
+            h, x = norm(x, next_norm, eps, residual=self.mlp(layer.mlp, h, batch.sizes, count))
             if index in tap_layers:
                 first = tap_layers.index(index) * width
                 self.ops.copy(x, joined[:, first : first + width])
@@ -102,7 +108,13 @@ class Target:
         value = ops.absorb(out.reshape(len(h), self.heads, -1), layer.w_uv)  # [T, heads, v]
         return self.comm.all_reduce(ops.linear(value.reshape(len(h), -1), layer.o))
 
-    def mlp(self, mlp: DenseMlp | MoeMlp, h: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def mlp(
+        self,
+        mlp: DenseMlp | MoeMlp,
+        h: np.ndarray,
+        sizes: np.ndarray,
+        used: np.ndarray | None = None,
+    ) -> np.ndarray:
         """SwiGLU, dense or routed; routed and shared experts are summed before the ranks are."""
         ops = self.ops
         if isinstance(mlp, DenseMlp):
@@ -112,6 +124,10 @@ class Target:
         experts, weights = ops.router(
             h, mlp.gate, mlp.bias, c.num_experts_per_tok, c.routed_scaling_factor, sizes
         )
+        if used is not None:
+            chosen = ops.full((len(mlp.gate),), 0)
+            chosen[experts.reshape(-1)] = 1
+            used += chosen.sum()
         return self.comm.all_reduce(
             ops.moe_int4(h, experts, weights, mlp.gate_up, mlp.down, base=shared)
         )

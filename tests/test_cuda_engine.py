@@ -147,6 +147,19 @@ def test_generators_that_take_turns_or_are_dropped(engine, plain):
     assert answers == plain[1][:2]
 
 
+def test_experts_are_counted_in_graphs(embedded):
+    counting = Engine.load(embedded, backend="cuda", max_batch=1)
+    (rank,) = counting.ranks.ranks
+    rank.count_experts()
+    decode(counting, PROMPTS[:1], None, "ddtree", 8)
+    used, rounds = rank.ops.host(rank.used), counting.rounds.player.played
+    c = counting.config
+    assert (used[: c.first_k_dense_replace] == 0).all()
+    routed = used[c.first_k_dense_replace :]
+    assert (routed > c.num_experts_per_tok * rounds).all()
+    assert (routed <= c.n_routed_experts * rounds).all()
+
+
 @pytest.mark.slow
 def test_soak_of_random_prompts(engine, rng):
     """10,000 rounds: no difference, no page and no memory lost."""

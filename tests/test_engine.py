@@ -156,3 +156,26 @@ def test_s17_same_seed_same_ids_wherever_it_stands():
     fresh = [answer(engine, [1, 2, 3], sample(None)) for _ in range(2)]
     assert fresh[0].ids != fresh[1].ids
     assert fresh[0].ids == answer(engine, [1, 2, 3], sample(fresh[0].stats.seed)).ids
+
+
+def test_different_experts_of_rounds_are_counted(embedded, monkeypatch):
+    from ddtree_numba.engine import Engine
+
+    engine = Engine.load(embedded, backend="numpy", max_batch=2)
+    (rank,) = engine.ranks.ranks
+    router, chosen = rank.ops.router, []
+
+    def watched(h, *given):
+        experts, weights = router(h, *given)
+        chosen.append(len(np.unique(experts)))
+        return experts, weights
+
+    for _ in engine.generate([[5, 6, 7], [8]], SamplingParams(max_new_tokens=3), "ar"):
+        pass  # counts nothing
+    rank.count_experts()
+    monkeypatch.setattr(rank.ops, "router", watched)
+    for _ in engine.generate([[5], [8]], SamplingParams(max_new_tokens=9), "ddtree", 8):
+        pass  # single tokens: no prefill
+    layers = engine.config.num_hidden_layers - engine.config.first_k_dense_replace
+    wanted = np.array(chosen).reshape(-1, layers).sum(axis=0)
+    assert rank.used.tolist() == [0] * engine.config.first_k_dense_replace + wanted.tolist()
