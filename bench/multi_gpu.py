@@ -3,7 +3,8 @@
 Times of every ordered method and of NCCL's own all-reduce for T rows of 7,168 bfloat16; the same of
 gathers of keys, candidates and logits; a round of 122 sums with a norm between; a soak in which
 every word is compared; what a rank that stops costs. Then the embedded model, decoded by the ranks:
-`decoding.py`. Tables to standard output, one JSON file into the folder of results.
+`decoding.py`; then rounds of full-size ranks: `step_ranks.py`. Tables to standard output, one JSON
+file into the folder of results.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from bench import decoding
 from bench.report import RESULTS, significant
 
 FOLDER = os.environ.get("DDTREE_NUMBA_RESULTS_DIR", RESULTS)
-PARTS = ("collectives", "decoding")
+PARTS = ("collectives", "decoding", "step")
 DEADLINE = 540  # seconds of all ranks together
 # Event nodes beside every collective would cost the host a millisecond a graph (NCCL 2.28).
 ENVIRONMENT = dict(NCCL_GRAPH_MIXING_SUPPORT="0")
@@ -124,7 +125,11 @@ def report(result: dict) -> str:
     if "ranks" in result:
         lines += exchanges(result["ranks"])
     if "decoding" in result:
-        lines += decoding.table(result["decoding"])
+        lines += [*decoding.table(result["decoding"]), ""]
+    if "step" in result:
+        from bench import step_ranks
+
+        lines += [step_ranks.title(result["step"]), "", *step_ranks.table(result["step"]), ""]
     return "\n".join([*lines, f"wrong: {', '.join(faults(result)) or 'nothing'}"])
 
 
@@ -138,10 +143,10 @@ def exchanges(ranks: list[dict]) -> list[str]:
     return [*lines, f"last rank stopped: {first['stopped']}", ""]
 
 
-def keep(result: dict, folder: Path, kind: str = "collectives") -> Path:
+def keep(result: dict, folder: Path) -> Path:
     gpu = "-".join(result["machine"]["gpu"].lower().split())
     minute = result["date"][:16].replace(":", "")
-    path = folder / f"{kind}-{result['world']}x-{gpu}-{minute}-{result['commit']}.json"
+    path = folder / f"gpus-{result['world']}x-{gpu}-{minute}-{result['commit']}.json"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
@@ -166,15 +171,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.multi_gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, help="GPUs to use, by default all that are visible")
     parser.add_argument("--soak", type=int, default=300_000, help="calls of the soak")
-    parser.add_argument("--part", choices=PARTS, help="one part alone, by default both")
+    parser.add_argument("--part", choices=PARTS, help="one part alone, by default all")
+    parser.add_argument("--step", default="", help="options of step_ranks.py, as one text")
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the JSON file")
     options = parser.parse_args(arguments)
 
+    from bench import step_ranks
+
     world, result = describe(parser, options.ranks)
-    if options.part != "decoding":
-        result |= dict(ranks=run(world, options))
-    if options.part != "collectives":
-        result |= dict(decoding=decoding.measure(world))
+    parts: dict[str, Any] = dict(
+        collectives=lambda: dict(ranks=run(world, options)),
+        decoding=lambda: dict(decoding=decoding.measure(world)),
+        step=lambda: dict(step=step_ranks.measure(world, options.step)),
+    )
+    for name in [options.part] if options.part else PARTS:
+        result |= parts[name]()
     print(report(result))
     print(f"\nkept in {keep(result, options.results)}")
     return int(bool(faults(result)))
@@ -188,6 +199,10 @@ def faults(result: dict) -> list[str]:
     wrong += [f"rank {n}: soak" for n in bad]
     if ranks and not ranks[0]["stopped"]["failure"]:
         wrong.append("a rank that stopped was not noticed")
+    if "step" in result:
+        from bench import step_ranks
+
+        wrong += step_ranks.failures(result["step"])
     return wrong + result.get("decoding", {}).get("wrong", [])
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from bench import acceptance, report
+from bench import acceptance, multi_gpu, report, step_ranks
 
 README = Path(__file__).parents[1] / "README.md"
 # What a round and a layer are made of, at K2.6's sizes; bench/results holds every case.
@@ -86,7 +86,47 @@ def step() -> str:
     return "\n".join(["\n".join(lines), "", f"{report.provenance(result)}; {memory}."])
 
 
-SECTIONS = {"budgets": budgets, "kernels": kernels, "step": step}
+def latest(part: str) -> dict:
+    """The newest results by several GPUs that have this part."""
+    files = report.RESULTS.glob("gpus-*.json")
+    found = [one for one in map(json.loads, map(Path.read_text, files)) if part in one]
+    return max(found, key=lambda one: one["date"])
+
+
+def exchanges() -> str:
+    """What ranks give to each other, in the way that is chosen and in NCCL's."""
+    result = latest("ranks")
+    first = result["ranks"][0]
+    rows = list(first["chosen"])
+    ways = {
+        "ours, in rank order": [first["us"][first["chosen"][t]][t] for t in rows],
+        "NCCL all-gather, then the same sum": [
+            first["us"]["NCCL all-gather, sum"][t] for t in rows
+        ],
+        "NCCL's own, in an order of its own": [first["us"]["NCCL all-reduce"][t] for t in rows],
+    }
+    lines = [f"| us, T rows of 7,168 | {' | '.join(rows)} |", "|---|" + "---:|" * len(rows)]
+    for name, times in ways.items():
+        cells = [report.significant(us, 2 if us < 10 else 3) for us in times]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{multi_gpu.heading(result)}."])
+
+
+def ranks() -> str:
+    """Rounds of several full-size ranks."""
+    result = latest("step")
+    lines = step_ranks.table(result["step"])
+    what = step_ranks.title(result["step"]).removesuffix(":")
+    return "\n".join([*lines, "", f"{what}; {multi_gpu.heading(result)}."])
+
+
+SECTIONS = {
+    "budgets": budgets,
+    "kernels": kernels,
+    "step": step,
+    "exchanges": exchanges,
+    "ranks": ranks,
+}
 
 
 def filled(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Ranks of a full-size model on several GPUs: `python -m bench.step_ranks`, one process a GPU.
+"""Ranks of a full-size model on several GPUs, one process a GPU: a part of `multi_gpu.py`.
 
 Each GPU holds one rank of --tp, with random weights made there, as `bench_step` builds it. With as
 many GPUs as ranks that is the whole model; with fewer, sums and gathers are those of fewer ranks,
@@ -7,7 +7,6 @@ slowest rank's times count.
 """
 
 import argparse
-import sys
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -116,11 +115,10 @@ def table(result: dict) -> list[str]:
     return lines
 
 
-def main(arguments: list[str] | None = None) -> int:
+def options_of(arguments: list[str]) -> argparse.Namespace:
     from bench.bench_step import numbers
 
     parser = argparse.ArgumentParser(prog="bench.step_ranks", description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", type=int, help="GPUs to use, by default all that are visible")
     parser.add_argument("--config", type=Path, help="folder of config.json and drafter/ (K2.6)")
     parser.add_argument("--tp", type=int, default=8, help="ranks that the model is cut into (8)")
     parser.add_argument("--layers", type=int, help="only so many of them")
@@ -128,25 +126,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help="8192,32768")
     parser.add_argument("--shard-latents", action="store_true", help="as of the command")
     parser.add_argument("--rounds", type=int, default=20, help="replays behind a figure (20)")
-    parser.add_argument(
-        "--results", type=Path, default=multi_gpu.FOLDER, help="folder of the figures"
-    )
-    options = parser.parse_args(arguments)
-    world, about = multi_gpu.describe(parser, options.gpus)
+    return parser.parse_args(arguments)
+
+
+def measure(world: int, arguments: str) -> dict:
+    """Rows of every rank; arguments as text: `options_of` says what it may hold."""
+    options = options_of(arguments.split())
     if options.tp % world:
-        parser.error(f"--tp {options.tp}: no multiple of {world} GPUs")
+        raise SystemExit(f"bench.step_ranks: --tp {options.tp}: no multiple of {world} GPUs")
     ranks = multi_gpu.run(world, options, "bench.step_ranks")
     what = dict(tp=options.tp, layers=options.layers, config=str(options.config or "Kimi K2.6"))
-    what |= dict(shards_latents=options.shard_latents)
-    result = about | what | dict(ranks=ranks)
-    lines = [multi_gpu.heading(result), f"{world} of {options.tp} ranks of {what['config']}", ""]
-    print("\n".join([*lines, *table(result)]))
-    print(f"\nkept in {multi_gpu.keep(result, options.results, 'ranks')}")
-    failures = [row["failure"] for rank in ranks for row in rank["rows"] if row["failure"]]
-    if failures:
-        print(f"bench.step_ranks: {failures[0]}", file=sys.stderr)
-    return int(bool(failures))
+    return what | dict(world=world, shards_latents=options.shard_latents, ranks=ranks)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def title(result: dict) -> str:
+    layers = f", {result['layers']} layers" if result["layers"] else ""
+    cut = ", latents cut" if result["shards_latents"] else ""
+    return f"{result['world']} of {result['tp']} ranks of {result['config']}{layers}{cut}:"
+
+
+def failures(result: dict) -> list[str]:
+    return [row["failure"] for rank in result["ranks"] for row in rank["rows"] if row["failure"]]

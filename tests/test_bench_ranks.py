@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench import multi_gpu, step_ranks
+from bench import step_ranks
 from bench.step_rank import repeated
 from ddtree_numba.spec.numerics import BF16
 
@@ -28,8 +28,15 @@ def test_parts_of_ranks_that_are_not_there_are_repeated():
     assert repeated(part.astype(BF16), 2).tobytes() == np.tile(part, 2).astype(BF16).tobytes()
 
 
-def test_gpus_that_do_not_divide_the_ranks_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr(multi_gpu, "describe", lambda parser, wanted: (16, {}))
-    with pytest.raises(SystemExit):
-        step_ranks.main(["--tp", "8"])
-    assert "--tp 8: no multiple of 16 GPUs" in capsys.readouterr().err
+def test_gpus_that_do_not_divide_the_ranks_are_refused():
+    with pytest.raises(SystemExit, match="--tp 8: no multiple of 3 GPUs"):
+        step_ranks.measure(3, "--tp 8")
+
+
+def test_a_failure_is_named():
+    rows = [row("with", 1, 4e-3, 4e-3) | dict(failure=None)]
+    late = rows[0] | dict(failure="rank 1 did not come")
+    result = dict(ranks=[dict(rows=rows), dict(rows=[late])])
+    assert step_ranks.failures(result) == ["rank 1 did not come"]
+    about = dict(world=2, tp=8, layers=None, config="Kimi K2.6", shards_latents=True)
+    assert step_ranks.title(about) == "2 of 8 ranks of Kimi K2.6, latents cut:"
