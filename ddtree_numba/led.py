@@ -1,9 +1,9 @@
 """Ranks as processes: rank 0 runs the command, the others play what it announces.
 
-Only rank 0 reads prompts, draws seeds, measures step times, hears signals, and decides what is
-played next; before it plays it, it announces it with all that decides its outcome. So ranks cannot
-come to disagree about an end, a limit or a budget, and need no terminal, clock or randomness. They
-do play whole rounds, up to the accepted tokens, from sums and gathers that are equal bit for bit:
+Only rank 0 reads prompts, draws seeds, hears signals, and decides what is played next; before it
+plays it, it announces it with all that decides its outcome, its own step times among them. So ranks
+cannot come to disagree about an end, a limit or a budget, and need no terminal, clock or
+randomness. They do play whole rounds, up to the accepted tokens, from sums and gathers that are equal bit for bit:
 with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds, what they hold.
 """
 

@@ -17,6 +17,18 @@ def test_tokens_per_round_on_held_out_code(engine, record_property):
     assert tree >= 1.1 * chain
 
 
+@pytest.mark.parametrize("tp", [4, 8])
+def test_s09_trees_decode_as_plain_decoding_does_on_many_ranks(embedded, tp):
+    engine = Engine.load(embedded, backend="numpy", tp=tp, max_batch=1)
+    params, answers = SamplingParams(max_new_tokens=24, ignore_eos=True), []
+    for mode in ("ar", "ddtree"):
+        tokens = [one.token_ids for one in engine.generate(["def f(x):\n"], params, mode, 8)]
+        answers.append(sum(tokens, []))
+        first, *others = (taps.tobytes() for taps in engine.ranks.taps)
+        assert len(others) == tp - 1 and all(other == first for other in others)
+    assert len(answers[0]) == 24 and answers[0] == answers[1]
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 def test_s17_s34_two_ranks_decode_alike(embedded, seed):
     """Tensor parallel over threads: trees and draws agree, and so does one rank in float32."""
