@@ -3,8 +3,8 @@
 Only rank 0 reads prompts, draws seeds, hears signals, and decides what is played next; before it
 plays it, it announces it with all that decides its outcome, its own step times among them. So ranks
 cannot come to disagree about an end, a limit or a budget, and need no terminal, clock or
-randomness. They do play whole rounds, up to the accepted tokens, from sums and gathers that are equal bit for bit:
-with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds, what they hold.
+randomness. They do play whole rounds, up to the accepted tokens, from sums and gathers that are
+equal bit for bit: with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds, what they hold.
 """
 
 import hashlib
