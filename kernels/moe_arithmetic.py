@@ -10,11 +10,14 @@ UNSCALED = float32(256)  # weights come as q * s * 2**-8, see `moe_records.py`
 
 @cuda.jit(device=True, inline="always")
 def scales(word, factors, addends, k):
-    """A group's factors (row half) as bfloat16 pairs, and the addends that take 8 off a nibble."""
-    factors[k] = ptx.prmt(word, word, 0x1010)
-    factors[k + 1] = ptx.prmt(word, word, 0x3232)
-    addends[k] = ptx.mul_bf16x2(factors[k], 0x80088008)
-    addends[k + 1] = ptx.mul_bf16x2(factors[k + 1], 0x80808080)
+    """A group's factors (row half) as bfloat16 pairs, and the addends that take 8 off a nibble.
+
+    An instruction takes either half of a register for both halves of an operand: pairs cost none.
+    """
+    low, high = ptx.halves(word)
+    factors[k], factors[k + 1] = ptx.joined(low, low), ptx.joined(high, high)
+    low, high = ptx.halves(ptx.mul_bf16x2(word, 0x80808008))
+    addends[k], addends[k + 1] = ptx.joined(low, low), ptx.joined(high, high)
 
 
 @cuda.jit(device=True, inline="always")

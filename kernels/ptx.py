@@ -86,6 +86,8 @@ pack_bf16 = op("cvt.rn.bf16x2.f32", "r = f, f")  # (high, low)
 mul_bf16x2 = op("mul.rn.bf16x2", "r = r, r")  # sm_90
 fma_bf16x2 = op("fma.rn.bf16x2", "r = r, r, r")
 prmt = op("prmt.b32", "r = r, r, r")
+halves = op("mov.b32", "{hh} = r")  # (low, high)
+joined = op("mov.b32", "r = {hh}")  # of low and high; twice the same half costs nothing
 mul_wide = op("mul.wide.u32", "l = r, r")
 divide = op("div.u32", "r = r, r")  # // of 64 bits is a function call
 clz = op("clz.b32", "i = r")

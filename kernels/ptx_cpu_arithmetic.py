@@ -174,6 +174,14 @@ def prmt(a, b, selector):
     return result
 
 
+def halves(word):
+    return int(word) & 0xFFFF, int(word) >> 16 & 0xFFFF
+
+
+def joined(low, high):
+    return int(high) << 16 & M32 | int(low) & 0xFFFF
+
+
 def mul_wide(a, b):
     return (int(a) & M32) * (int(b) & M32)
 

@@ -156,6 +156,8 @@ def test_packed_bfloat16_arithmetic_rounds_once(rng):
     [
         ("prmt", (0x33221100, 0x77665544, 0x7531), 0x77553311),
         ("prmt", (0x80, 0, 0x8888), 0xFFFFFFFF),
+        ("halves", (0xFEDC1234,), (0x1234, 0xFEDC)),
+        ("joined", (0x1234, 0xFEDC), 0xFEDC1234),
         ("mul_wide", (0xFFFFFFFF, 2), 0x1FFFFFFFE),
         ("divide", (0xFFFFFFFF, 10), 429496729),
         ("clz", (1,), 31),
