@@ -69,12 +69,20 @@ class ProcessGroup:
         try:
             if error is None:
                 self._take_leave()
-            elif self.rank == 0:
-                self.fail(self._describe(error))
-            elif not isinstance(error, RankLost):
-                self._say(0, {"error": self._describe(error)})
+            else:
+                self._report(error)
+        except BaseException as late:
+            self._report(late)
+            raise
         finally:
             self._close()
+
+    def _report(self, error: BaseException) -> None:
+        """Why this rank ends: from rank 0 to all others, from another one to rank 0."""
+        if self.rank == 0:
+            self.fail(self._describe(error))
+        elif not isinstance(error, RankLost):
+            self._say(0, {"error": self._describe(error)})
 
     def alive(self) -> None:
         """Tell rank 0, from a rank that is busy for long, that it goes on."""

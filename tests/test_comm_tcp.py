@@ -16,6 +16,7 @@ from ddtree_numba.model.comm_tcp import RankError, TcpComm
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.model.place import Place, from_environment
 from ddtree_numba.model.rendezvous import meet
+from ddtree_numba.model.watch import ProcessGroup
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.numerics import BF16, F32
 from ddtree_numba.verbs import Plan
@@ -170,6 +171,25 @@ def test_c04_who_is_missing_and_who_was_refused_is_named():
     )
     assert str(other) == "rank 0 ended before all ranks had met"
     assert str(stray) == f"{at} refused this rank: {why}"
+
+
+def test_c02_what_fails_while_ranks_take_leave_is_named():
+    port = free_port()
+
+    def leads() -> None:
+        with ProcessGroup(place(0, 2, port)) as group:
+            group.farewells.append(group.comm.barrier)
+
+    def fails() -> None:
+        raise RankError("the GPU is gone")
+
+    def follows() -> None:
+        with ProcessGroup(place(1, 2, port)) as group:
+            group.comm.broadcast()
+            group.farewells.append(fails)
+
+    leader, other = map(str, together(leads, follows))
+    assert (leader, other) == ("rank 1: the GPU is gone", "the GPU is gone")
 
 
 def test_c04_a_port_that_is_taken_is_named():
