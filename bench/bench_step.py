@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -180,12 +181,13 @@ def run(options: argparse.Namespace, ops: Any, rates: step_floor.Rates, show: Ca
     ops.finish()
     show(f"rank built in {time.perf_counter() - begin:.1f} s")
     step = Step(ranks, pages, share, Clock(ops, options.rounds))
-    rows = []
-    for context in options.contexts:
-        for tokens in options.tokens:
-            kernels = not options.no_kernels and context == options.contexts[0]
-            rows.append(step.measure(tokens, context, rates, kernels))
-            show(table(rows[-1:]) if len(rows) == 1 else table(rows[-1:]).splitlines()[1])
+    rows: list[dict] = []
+    with suppress(KeyboardInterrupt):  # what was measured is kept
+        for context in options.contexts:
+            for tokens in options.tokens:
+                kernels = not options.no_kernels and context == options.contexts[0]
+                rows.append(step.measure(tokens, context, rates, kernels))
+                show(table(rows[-1:]) if len(rows) == 1 else table(rows[-1:]).splitlines()[1])
     for row in rows:
         if row["kernels"]:
             show("\n" + breakdown(row))
