@@ -1,10 +1,15 @@
 """Which tokens share an expert: tiles of at most `width` pairs (token, pick) of one expert.
 
-plan: int32, the number of tiles, then expert | pairs << 16 for each, in the order of experts.
+plan: int32, the number of tiles, then expert | pairs << 16 for each. Experts whose first tile has
+more groups of eight pairs come first: blocks that take tiles at a fixed stride get as much of each
+size as others. Among those of a size, experts are in their order.
 pairs: int32[tiles * width], the tile's pairs token * k + pick; what lies behind them is not read.
 
 Pairs come in the order of arrival at an integer counter. No bit of a result depends on it: a pair
 is a column of an mma, and knows nothing of its neighbours. A pick outside of 0 .. E - 1 is padding.
+
+Every block counts all pairs, which takes less than to place them; each places those of its share of
+the experts.
 
 A few pairs are not grouped: each is a tile of its own, and the router's choice serves as the plan.
 """
@@ -20,6 +25,8 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 
 WARP = 32
 MOST_EXPERTS = 1024
+PLACED = 1024  # pairs, about, that a block places
+MOST_BLOCKS = 8
 DIRECT = 32  # pairs, at most, that are not grouped: four tokens seldom share an expert
 NARROW, WIDE = 8, 32  # columns of a tile: one mma, or enough to share what a weight costs
 
@@ -37,6 +44,11 @@ class Program(NamedTuple):
     workers: int  # items that a block has under way
     blocks: int  # of a multiprocessor
     steps: int  # of the inner loop; a constant would be unrolled
+
+
+def blocks(pairs: int) -> int:
+    """That group so many pairs."""
+    return min(max(pairs // PLACED, 1), MOST_BLOCKS)
 
 
 def most_tiles(pairs: int, experts: int, width: int) -> int:
@@ -78,14 +90,23 @@ def reader(direct: bool):
 def make(width: int) -> Kernel:
     threads = 512
     warps = threads // WARP
+    sizes = width // NARROW  # classes of tiles, by their groups of eight pairs
+    cells = warps * sizes
 
-    @kernel(threads=threads, name=f"moe_group_{width}", registers=40, pdl=True)
+    @cuda.jit(device=True, inline="always")
+    def size_of(count):
+        """0 for an expert with a tile of the most groups of eight, then 1 and so on."""
+        return sizes - min((count + NARROW - 1) // NARROW, sizes)
+
+    @kernel(threads=threads, name=f"moe_group_{width}", registers=96, pdl=True)
     @cuda.jit
     def group_kernel(
         picked: read(int32), plan: write(int32), pairs: write(int32), count: int32, experts: int32
     ):
         places = cuda.shared.array(MOST_EXPERTS, int32)
-        sums = cuda.shared.array(warps, int32)
+        sums = cuda.shared.array(cells, int32)
+        own = cuda.local.array(sizes, int32)
+        before = cuda.local.array(sizes, int32)
         thread = int32(cuda.threadIdx.x)
         lane, warp = thread & 31, thread >> 5
         i = thread
@@ -102,34 +123,51 @@ def make(width: int) -> Kernel:
                 cuda.atomic.add(places, expert, 1)
             i += threads
         cuda.syncthreads()
+        share = int32(ptx.divide(experts + cuda.gridDim.x - 1, cuda.gridDim.x))
+        lowest = int32(cuda.blockIdx.x * share)
+        beyond = min(int32(lowest + share), experts)
         each = int32(ptx.divide(experts + threads - 1, threads))
         first = min(thread * each, experts)
         end = min(first + each, experts)
-        tiles = int32(0)
+        for s in range(sizes):
+            own[s] = 0
         expert = first
         while expert < end:
-            tiles = int32(tiles + (places[expert] + width - 1) // width)
+            found = int32(places[expert])
+            for s in range(sizes):
+                if size_of(found) == s:
+                    own[s] = int32(own[s] + (found + width - 1) // width)
             expert += 1
-        before = tiles
-        for n in range(5):
-            other = int32(ptx.shfl_up(before, 1 << n))
-            if lane >= 1 << n:
-                before = int32(before + other)
-        if lane == 31:
-            sums[warp] = before
+        for s in range(sizes):
+            before[s] = own[s]
+            for n in range(5):
+                other = int32(ptx.shfl_up(before[s], 1 << n))
+                if lane >= 1 << n:
+                    before[s] = int32(before[s] + other)
+            if lane == 31:
+                sums[s * warps + warp] = before[s]
         cuda.syncthreads()
-        tile, total = int32(before - tiles), int32(0)
-        for n in range(warps):
-            if n < warp:
-                tile = int32(tile + sums[n])
-            total = int32(total + sums[n])
-        if thread == 0:
+        total = int32(0)
+        for s in range(sizes):
+            tile = int32(before[s] - own[s])
+            for n in range(warps):
+                if n < warp:
+                    tile = int32(tile + sums[s * warps + n])
+            before[s] = int32(tile + total)
+            for n in range(warps):
+                total = int32(total + sums[s * warps + n])
+        if thread == 0 and lowest == 0:
             plan[0] = total
         expert = first
         while expert < end:
             left = int32(places[expert])
+            tile = int32(0)
+            for s in range(sizes):
+                if size_of(left) == s:
+                    tile = before[s]
+                    before[s] = int32(tile + (left + width - 1) // width)
             places[expert] = tile * width  # of the expert's next pair
-            while left > 0:
+            while left > 0 and lowest <= expert and expert < beyond:
                 plan[1 + tile] = expert | min(left, width) << 16
                 tile = int32(tile + 1)
                 left = int32(left - width)
@@ -138,7 +176,7 @@ def make(width: int) -> Kernel:
         i = thread
         while i < count:
             expert = int32(picked[i])
-            if expert >= 0 and expert < experts:
+            if lowest <= expert and expert < beyond:
                 pairs[cuda.atomic.add(places, expert, 1)] = i
             i += threads
 

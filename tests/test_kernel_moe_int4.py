@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("numba.cuda")
 
+from ddtree_numba.kernels import driver, moe_records, moe_sliced, moe_tiles, moe_wide
 from ddtree_numba.kernels import moe_int4 as kernels
-from ddtree_numba.kernels import moe_records, moe_sliced, moe_tiles, moe_wide
 from ddtree_numba.kernels.moe_int4 import moe_int4, workspace
 from ddtree_numba.kernels.moe_records import records_shape
 from ddtree_numba.spec import moe_int4 as spec
@@ -66,19 +66,19 @@ def test_e08_the_order_of_the_sums_is_the_weights_alone(rng, monkeypatch):
     given = on_device(spec.inputs(dict(T=2, k=1, E=1, H=1024, I=32), rng))
     x, experts, gate_up = given["x"], given["experts"], given["gate_up"]
     direct = moe_sliced.make(16, True, direct=True, raw=True)
-    expected = sums(direct, 0, x, experts, gate_up, tiles=2)
+    expected = sums(direct, 0, x, experts, gate_up, tiles=4)
     narrow = moe_sliced.Schedule(rows=1, records=1, ring=3)
     for program, width in (
         (moe_sliced.make(16, True, schedule=narrow, raw=True), 8),
         (moe_wide.make(16, True, raw=True), 32),
     ):
-        found = sums(program, width, x, experts, gate_up, tiles=2)
+        found = sums(program, width, x, experts, gate_up, tiles=4)
         assert found.tobytes() == expected.tobytes()
-    alone = sums(direct, 0, x[1:], experts[1:], gate_up, tiles=2)
+    alone = sums(direct, 0, x[1:], experts[1:], gate_up, tiles=4)
     assert alone.tobytes() == expected[1].tobytes()
     monkeypatch.setattr(moe_sliced, "slices", lambda depth: 2)
     other = moe_sliced.make.__wrapped__(16, True, direct=True, raw=True)
-    assert sums(other, 0, x, experts, gate_up, tiles=2).tobytes() != expected.tobytes()  # control
+    assert sums(other, 0, x, experts, gate_up, tiles=4).tobytes() != expected.tobytes()  # control
 
 
 @pytest.mark.parametrize("depth", [1, 4, 16])
@@ -142,12 +142,18 @@ def test_m01_padding_picks_read_nothing(way, rng, take):
 
 
 def test_e01_pairs_are_grouped_for_any_number_of_experts(rng):
-    for experts, width, count in ((1, 8, 33), (12, 8, 97), (384, 32, 300), (1000, 8, 20)):
+    for experts, width, count, blocks in (
+        (1, 8, 33, 1),
+        (12, 8, 97, 1),
+        (12, 32, 300, 2),
+        (384, 32, 300, 1),
+        (1000, 8, 20, 1),
+    ):
         picked = rng.integers(-1, experts, count).astype(np.int32)
         items = moe_tiles.most_tiles(count, experts, width)
         plan, pairs = np.empty(1 + items, np.int32), np.empty(items * width, np.int32)
         program = moe_tiles.make(width)
-        program.launch(1, picked, plan, pairs, count, experts)
+        program.launch(blocks, picked, plan, pairs, count, experts)
         entries = plan[1 : 1 + plan[0]]
         found = [
             (entry & 0xFFFF, pairs[j * width : j * width + (entry >> 16)])
@@ -155,7 +161,9 @@ def test_e01_pairs_are_grouped_for_any_number_of_experts(rng):
         ]
         assert sorted(np.concatenate([p for _, p in found])) == list(np.flatnonzero(picked >= 0))
         assert all((picked[mine] == e).all() and len(mine) for e, mine in found)
-        assert (np.diff(entries & 0xFFFF) >= 0).all()
+        counts = np.bincount(picked[picked >= 0], minlength=experts)[entries & 0xFFFF]
+        order = np.minimum(-(-counts // 8), width // 8) * -1000 + (entries & 0xFFFF)
+        assert (np.diff(order) >= 0).all()
         assert len(found) == sum(-(-int((picked == e).sum()) // width) for e in range(experts))
 
 
@@ -170,6 +178,14 @@ def test_e08_a_block_groups_its_pairs_by_itself(rng):
 
 
 # --- what is refused, and sizes
+
+
+@pytest.mark.parametrize("way", [kernels.UNGROUPED, 8, 32])
+def test_blocks_fit_beside_each_other(way):
+    """As many as their schedule says, in what an H200 has at the driver's division of L1."""
+    for program in kernels.programs(112, 4, 448, way):
+        block = program.kernel.shared_bytes + driver.RESERVED
+        assert program.blocks * block <= 164 << 10, program.kernel.name
 
 
 def test_one_workspace_serves_fewer_rows():
