@@ -21,7 +21,7 @@ from ddtree_numba.model.packed_file import PackedError, PackedSource, Writer, re
 from ddtree_numba.model.reading import Files
 from ddtree_numba.model.source import Build, CheckpointSource, Order, Place, Progress
 
-FORMAT = 1  # to be raised when what is stored changes, Records too
+FORMAT = 2  # to be raised when what is stored changes, Records too
 SPARE = 1 << 30  # bytes of the disk that stay free
 
 

@@ -16,6 +16,7 @@ from ddtree_numba.model import packed_file
 from ddtree_numba.model.checkpoint import INDEX, Checkpoint
 from ddtree_numba.model.config import CheckpointError, load_config, load_drafter_config
 from ddtree_numba.model.loader import load_drafter, load_target
+from ddtree_numba.model.names import drafter_pieces, target_pieces
 from ddtree_numba.model.packed_file import END, MAGIC, Writer
 from ddtree_numba.model.plan import plan, total
 from ddtree_numba.spec.numerics import Int4Matrix
@@ -122,6 +123,14 @@ def test_another_version_or_format_is_packed_again(tiny, kept, monkeypatch) -> N
     monkeypatch.setattr(packed_module, "FORMAT", 99)
     kept.load(tiny)
     assert "made from another format" in kept.notes[0]
+
+
+def test_another_cut_of_a_weight_has_another_format(tiny) -> None:
+    """Or files that were packed before would be taken for parts of another shape."""
+    config = load_config(tiny)
+    pieces = *target_pieces(config), *drafter_pieces(load_drafter_config(tiny / "drafter"))
+    cuts = sorted({(piece.field, piece.slot, piece.cut) for piece in pieces})
+    assert (packed_module.FORMAT, zlib.crc32(repr(cuts).encode())) == (2, 473977947)
 
 
 def test_other_fields_are_packed_again(tiny, kept, monkeypatch) -> None:
