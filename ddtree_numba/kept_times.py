@@ -6,9 +6,11 @@ A file that is absent or damaged, or a folder that cannot be written, costs a me
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 from ddtree_numba.budget import StepTimes
@@ -35,18 +37,28 @@ def load(path: Path) -> StepTimes | None:
             tuple(map(int, fields["widths"])),
             tuple(map(float, fields["verify"])),
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-    return times if len(times.widths) == len(times.verify) > 1 else None
+    rising = all(a < b for a, b in pairwise((0, *times.widths)))
+    whole = rising and len(times.widths) == len(times.verify) > 1
+    return times if whole and all(map(possible, (times.draft, *times.verify))) else None
+
+
+def possible(seconds: float) -> bool:
+    """Of a step."""
+    return 0 < seconds < math.inf
 
 
 def store(path: Path, times: StepTimes) -> None:
     """Whole or not at all."""
-    with contextlib.suppress(OSError):
+    temporary = None
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            temporary = file.name
             file.write(json.dumps(asdict(times)) + "\n")
-        try:
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
+        os.replace(temporary, path)
+    except OSError:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)

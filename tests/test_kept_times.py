@@ -1,5 +1,7 @@
 """Step times that are kept from run to run."""
 
+import errno
+
 import pytest
 
 pytest.importorskip("numba.cuda")
@@ -45,6 +47,13 @@ def test_another_machine_model_or_kernel_has_other_times(monkeypatch, tmp_path):
         "x",
         '{"draft": 1, "widths": [1], "verify": [1]}',
         '{"draft": 1, "widths": [1, 2]}',
+        '{"draft": 1, "widths": [1, 1], "verify": [1, 2]}',
+        '{"draft": NaN, "widths": [1, 2], "verify": [1, 2]}',
+        '{"draft": 1, "widths": [1, 2], "verify": [1, 1e999]}',
+        '{"draft": 1, "widths": [1, 2], "verify": [0, 1]}',
+        '{"draft": 1, "widths": [1, Infinity], "verify": [1, 2]}',
+        f'{{"draft": 1{400 * "0"}, "widths": [1, 2], "verify": [1, 2]}}',
+        "[" * 100_000,
     ],
 )
 def test_what_cannot_be_read_was_not_measured(folder, text):
@@ -58,6 +67,15 @@ def test_a_folder_that_cannot_be_written_costs_nothing(folder):
     folder.write_text("a file")
     kept_times.store(kept_times.place("a GPU"), TIMES)
     assert kept_times.load(kept_times.place("a GPU")) is None
+
+
+def test_a_full_disk_leaves_no_half_file(folder, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kept_times.json, "dumps", full)
+    kept_times.store(kept_times.place("a GPU"), TIMES)
+    assert list(folder.iterdir()) == []
 
 
 def test_an_engine_measures_once_a_machine():
