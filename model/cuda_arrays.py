@@ -5,7 +5,7 @@ nobody holds it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields, replace
 from functools import wraps
 from typing import Any
@@ -111,9 +111,11 @@ class CudaArrays:
         self.stream.begin_capture()
         try:
             call()
-        finally:
-            graph = self.stream.end_capture()
-        return graph
+        except BaseException:
+            with suppress(Exception):  # that other streams have not come back is no news then
+                self.stream.end_capture()
+            raise
+        return self.stream.end_capture()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

@@ -214,6 +214,19 @@ def test_a_graph_makes_its_own_plan_of_attention(monkeypatch):
     assert made == [0, 1, 2]
 
 
+def test_what_fails_in_a_capture_is_what_is_told():
+    def unjoined():
+        raise RuntimeError("cudaErrorStreamCaptureUnjoined")
+
+    with fake_cupy.installed():
+        ops = CudaBackend()
+        ops.stream.end_capture = unjoined
+        with pytest.raises(ZeroDivisionError):
+            ops.capture(lambda: 1 // 0)
+        with pytest.raises(RuntimeError, match="Unjoined"):
+            ops.capture(lambda: None)
+
+
 def test_an_end_or_another_mode_does_not_make_later_trees_small():
     graphs = ahead(scripted_engine(count_up, some_right))
     graphs._times = StepTimes(0.0, (1, 65), (1.0, 1.0))  # all 64 nodes pay
