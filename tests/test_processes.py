@@ -136,7 +136,7 @@ def test_a_launcher_starts_the_ranks():
     (code, out, err), follower = (ran.end() for ran in runs)
     assert follower == (0, "", "")
     assert (
-        code == 0 and out.startswith("\nimport unittest") and "\nranks: 2; a round: 22.0 c" in err
+        code == 0 and out.startswith("\nimport unittest") and "\nranks: 2; a round: 23.0 c" in err
     )
 
 
