@@ -143,9 +143,9 @@ def load_rank(
     device = group.place.local_rank if backend == "cuda" else None
     named = folder, drafter, backend, group.world, dtype
     more: dict[str, Any] = dict(device=device, shard_latents=shard_latents)
-    loaded = load_checkpoint(*named, progress, group.comm, cache, **more)
     if fast_allreduce and backend != "cuda":
         raise ValueError(f"--fast-allreduce has no effect with backend {backend}")
+    loaded = load_checkpoint(*named, progress, group.comm, cache, **more)
     if backend == "cuda":
         from ddtree_numba.model.comm_cuda import connected
 

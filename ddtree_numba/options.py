@@ -205,6 +205,7 @@ def without_effect(options: argparse.Namespace, given: set[str]) -> str | None:
         ),
         ("card_gib", not options.plan, "without --plan"),
         ("ranks", options.tp == 1, "without --tp"),
+        ("fast_allreduce", options.backend == "numpy", "with --backend numpy"),
         ("budget", mode != "ddtree", f"with --mode {mode}"),
         *((name, mode == "ar", "with --mode ar") for name in ("drafter", "show_tree", "check")),
         *((name, greedy, "without --temperature") for name in ("top_k", "top_p", "min_p", "seed")),

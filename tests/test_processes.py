@@ -195,6 +195,7 @@ def test_ranks_on_two_hosts():
         ({}, "--ranks processes", "--ranks has no effect without --tp"),
         ({}, "--ranks streams --tp 2", "invalid choice: 'streams'"),
         ({}, "--fast-allreduce", "--fast-allreduce has no effect without ranks that are proc"),
+        ({}, "--fast-allreduce --backend numpy", "effect with --backend numpy"),
         ({}, "--shard-latents", "--shard-latents has no effect on one rank"),
         ({}, "--shard-latents --tp 8", "--tp 8: q_lora_rank 96 / tp 8 = 12 is not a multiple of 8"),
         ({}, "--fast-allreduce --tp 2", "--fast-allreduce has no effect without ranks"),
