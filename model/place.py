@@ -99,7 +99,7 @@ def meeting_way(environ: Mapping[str, str] = os.environ) -> str:
 
 def gpus_are_shared(environ: Mapping[str, str] = os.environ) -> bool:
     """May ranks share GPUs, where there are too few? Their kernels then take turns: for tests."""
-    return bool(environ.get(SHARED_GPUS))
+    return environ.get(SHARED_GPUS, "") not in ("", "0")
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:

@@ -14,7 +14,7 @@ from ddtree_numba.budget import StepTimes
 from ddtree_numba.model.comm import ThreadGroup
 from ddtree_numba.model.comm_tcp import RankError, TcpComm
 from ddtree_numba.model.inputs import VerifyInput
-from ddtree_numba.model.place import Place, from_environment
+from ddtree_numba.model.place import Place, from_environment, gpus_are_shared
 from ddtree_numba.model.rendezvous import meet
 from ddtree_numba.model.watch import ProcessGroup
 from ddtree_numba.sampling import SamplingParams
@@ -233,6 +233,12 @@ def test_a_place_comes_from_the_environment():
 def test_wrong_variables_are_refused_by_name(change, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         from_environment(RIGHT | change)
+
+
+@pytest.mark.parametrize(("text", "shared"), [(None, 0), ("", 0), ("0", 0), ("1", 1)])
+def test_gpus_are_shared_where_the_environment_says_so(text, shared):
+    environ = {} if text is None else {"DDTREE_NUMBA_SHARED_GPUS": text}
+    assert gpus_are_shared(environ) == shared
 
 
 def test_announcements_arrive_as_they_were(rng):
