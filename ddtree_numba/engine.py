@@ -291,7 +291,9 @@ class Engine:
             self._times = kept_times.load(kept)
         if self._times is None:
             self._prefill([0] * (PAGE + 1), self._spare, True)
-            self._times = self.rounds.step_times(self._spare)
+            times = self.rounds.step_times(self._spare)
+            self.ranks.finish()  # times of steps that ended early are none
             if machine is not None:
-                kept_times.store(kept, self._times)
+                kept_times.store(kept, times)
+            self._times = times
         return self._times

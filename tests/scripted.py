@@ -51,6 +51,7 @@ class ScriptedRanks:
 
     def finish(self) -> None:
         self.ops.finish()
+        self.judge(None)
 
     def judge(self, faults) -> None:
         self.comm.judge(faults)

@@ -69,6 +69,19 @@ def test_a_folder_that_cannot_be_written_costs_nothing(folder):
     assert kept_times.load(kept_times.place("a GPU")) is None
 
 
+def test_times_of_ranks_that_failed_meanwhile_are_not_kept(folder):
+    def judge(faults):
+        raise ZeroDivisionError
+
+    engine = ahead(scripted_engine(count_up, some_right))
+    engine.rounds.player.machine = "a GPU"
+    engine.ranks.judge = judge
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            engine.step_times()
+    assert not folder.exists()
+
+
 def test_a_full_disk_leaves_no_half_file(folder, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
