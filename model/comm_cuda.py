@@ -179,6 +179,11 @@ class NcclComm(CudaComm):
         self.ranks.allGather(x.data.ptr, out.data.ptr, x.nbytes, kind, stream)
         return along_rows(out) if joined else out
 
+    def judge(self, faults: np.ndarray | None) -> None:
+        """What calls have left that `abort` ended is no result."""
+        if self.group.failure is not None:
+            raise self.group.lost()
+
     def abort(self) -> None:
         def end() -> None:  # comes back only when no graph holds the communicator any more
             with self.ops.xp.cuda.Device(self.ops.index):
