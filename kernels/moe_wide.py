@@ -143,34 +143,27 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
         expert_words = tiles * tile_words
         tile, group = divided(cuda.blockIdx.x, groups)
         over, group_over = divided(cuda.gridDim.x, groups)
-        if gate_up:
-            ptx.wait_for_previous()
-            ptx.launch_next()
+        ptx.wait_for_previous()
+        ptx.launch_next()
         tile_count, entry = int32(plan[0]), int32(plan[1 + tile])
         last_tile = int32(tile_count - 1)
-        next_entry = later_entry = pair = int32(0)
-        next_tile, next_group = int32(tile + over), int32(group + group_over)
-        if next_group >= groups:
-            next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
-        source = stream
         if tile < tile_count:
+            later_entry = int32(0)
+            next_tile, next_group = int32(tile + over), int32(group + group_over)
+            if next_group >= groups:
+                next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
             next_entry = int32(plan[1 + min(next_tile, last_tile)])
             pair = int32(pairs[tile * WIDE + min(lane, int32((entry >> 16) - 1))])
             first = min(int32(group * BLOCK_TILES + warp * EACH), last_own)
             source = ptx.at(stream, (entry & 0xFFFF) * expert_words + first * tile_words)
-            for s in range(ahead):
-                fetch(put + s * stage, ptx.at(source, s * records * WORDS), lane)
-            source = ptx.at(source, ahead * records * WORDS)
-        if not gate_up:  # the kernel ahead makes the rows; weights and plan were there before it
-            ptx.wait_for_previous()
-            ptx.launch_next()
-        if tile < tile_count:
             places = cuda.local.array(COPIES, int32)
             place_rows(pair, copied, picks, places)
             wanted = int32(rows_of(entry) - copied)
             for s in range(ahead):
+                fetch(put + s * stage, source, lane)
                 fetch_rows(put_row + s * stage, piece, places, s * records * COLUMNS, wanted)
                 ptx.copy_commit()
+                source = ptx.at(source, records * WORDS)
             column_in = int32(ahead * records * COLUMNS)
             taken, filling = int32(0), int32(ahead * stage)
             fetching = True
