@@ -12,16 +12,18 @@ from numba import cuda, float32, int32, uint32
 
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import bf16, read, write
-from ddtree_numba.kernels.attention_plan import ITEM
-from ddtree_numba.kernels.attention_splits import CHUNK, PAGE
+from ddtree_numba.kernels.attention_keys import make_keys
+from ddtree_numba.kernels.attention_splits import CHUNK
 from ddtree_numba.kernels.attention_steps import make_steps
 from ddtree_numba.kernels.attention_tiles import (
     LOWEST,
+    SHALLOW,
     THREADS,
     WINDOW,
     Batch,
     Layout,
     first_of,
+    item_after,
     owner_of,
     same_owner,
     span_of,
@@ -32,43 +34,20 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 @cache
 def make(width: int, latent: int, units: int) -> Kernel:
     """Partials of pieces of up to `units` units."""
-    layout = Layout(width, latent, units)
-    do = make_steps(layout, width, units)
+    layout = Layout(width, latent, units, SHALLOW)
+    do, of = make_steps(layout, width, units), make_keys(layout, width)
+    put_record, entry_at, key_at, copy = of.put_record, of.entry_at, of.key_at, of.copy
     copy_queries, load_queries = do.copy_queries, do.load_queries
-    score_step, put_scores = do.score_step, do.put_scores
-    key_of, weigh, add_values, store = do.key_of, do.weigh, do.add_values, do.store
+    place_of_key, score_step, put_scores = do.place_of_key, do.score_step, do.put_scores
+    key_of, weigh, decay_sums = do.key_of, do.weigh, do.decay_sums
+    add_values, store = do.add_values, do.store
     row, tile_bytes, list_in = layout.row, layout.tile, layout.list
-    steps, copies, pieces = layout.steps, layout.copies, layout.pieces
+    scores_at = layout.scores
+    steps, copies = layout.steps, layout.copies
     early = copies if steps < 6 else (copies + 1) // 2  # copies behind the first steps of scores
     query_words, score_words = 2 * units * steps, 4 * units
     sums = layout.each * units * 4
     first_copies, second_copies = (2, 5) if steps >= 6 else (0, steps)
-
-    @cuda.jit(device=True, inline="always")
-    def key_at(batch, list_at, i, p, piece):
-        """Sixteen bytes of the key at p for piece i of the list, and whether they lie in a page.
-
-        Behind the last position that the piece sees, it is that one's.
-        """
-        owner, span = owner_of(list_at, i), span_of(list_at, i)
-        p = min(p, span.last)
-        over = int32(p - span.start)
-        if over < 0:
-            page = int32(batch.page_table[owner.request * batch.table_width + (p >> 6)])
-            key = ptx.at(batch.pages, (page * PAGE + (p & (PAGE - 1))) * width)
-        else:
-            first = owner.request * batch.nodes
-            node = first + ptx.divide(owner.unit, batch.parts)
-            node = first + batch.paths[node * batch.depths + over]
-            key = ptx.at(batch.scratch, node * width)
-        return ptx.at(key, piece * 8), over < 0
-
-    @cuda.jit(device=True, inline="always")
-    def copy(to, key, piece, begin, end):
-        """16-byte pieces number `piece` + 8 n of a key, for n from begin to end - 1."""
-        for n in range(begin, end):
-            if 8 * n + 8 <= pieces or piece + 8 * n < pieces:
-                ptx.copy16(to + n * 128, key, n * 64)
 
     @kernel(
         threads=THREADS,
@@ -98,40 +77,35 @@ def make(width: int, latent: int, units: int) -> Kernel:
         table_width: int32,
         splits: int32,
     ):
-        batch = Batch(pages, scratch, page_table, paths, nodes, parts, depths, table_width)
-        shared = int32(ptx.shared_address(cuda.shared.array(0, int32, alignment=16)))
+        batch = Batch(pages, scratch, page_table, paths)
+        shared = int32(ptx.shared_address(cuda.shared.array(0, int32, alignment=128)))
         list_at = int32(shared + list_in)
         tid = int32(cuda.threadIdx.x)
         lane, warp = int32(tid & 31), int32(tid >> 5)
         half, part = int32(warp & 1), int32(warp >> 1)
         row_of, piece = int32(tid >> 3), int32(tid & 7)
-        to = int32(shared + row_of * row + piece * 16)
-        keys = int32(
-            shared + (half * 16 + (lane & 15)) * row + (lane >> 4) * 16 + part * steps * 32
-        )
+        to = int32(shared + row_of * row + ((piece ^ row_of & 7) << 4))
+        keys = int32(place_of_key(shared, lane, half, part))
         query = cuda.local.array(query_words, uint32)
         score = cuda.local.array(score_words, float32)
         acc = cuda.local.array(sums, float32)
         top = cuda.local.array(units, float32)
         total = cuda.local.array(units, float32)
-        x = cuda.local.array(units, float32)
-        high = cuda.local.array(units, float32)
         # What the plan and earlier rounds wrote is older than the launch before: no wait for it.
         begin, behind = int32(ranges[cuda.blockIdx.x]), int32(ranges[cuda.blockIdx.x + 1])
         while begin < behind:
             end = min(int32(behind - begin), int32(WINDOW))
-            k = tid
-            while k < end * ITEM:
-                ptx.sts1(list_at + 4 * k, items[begin * ITEM + k])
-                k += THREADS
+            if tid < end:
+                put_record(list_at, tid, items, begin + tid, nodes, parts, depths, table_width)
             cuda.syncthreads()
             p = first_of(list_at, 0) + row_of
-            key, committed = key_at(batch, list_at, 0, p, piece)
-            if committed:
+            entry, place = entry_at(batch, list_at, 0, p)
+            key = key_at(batch, entry, place, piece)
+            if place >= 0:
                 copy(to, key, piece, 0, copies)
             ptx.wait_for_previous()
             ptx.launch_next()
-            if not committed:
+            if place < 0:
                 copy(to, key, piece, 0, copies)
             i, tile = int32(0), int32(0)
             while i < end:
@@ -163,31 +137,35 @@ def make(width: int, latent: int, units: int) -> Kernel:
                     if more:
                         if left == 0:
                             there = first_of(list_at, ahead)
-                        key, _ = key_at(batch, list_at, ahead, there + row_of, piece)
+                        entry, place = entry_at(batch, list_at, ahead, there + row_of)
+                        key = key_at(batch, entry, place, piece)
                     for z in range(score_words):
                         score[z] = float32(0)
                     other = int32(to + tile_bytes - tile)
                     for k in range(steps):
-                        score_step(query, score, keys + tile, k, part)
+                        score_step(query, score, keys + tile, lane, k, part)
                         if more and k == first_copies:
                             copy(other, key, piece, 0, early)
                         if more and k == second_copies:
                             copy(other, key, piece, early, copies)
                     ptx.copy_commit()
-                    put_scores(score, shared, lane, half, part)
+                    put_scores(score, shared + scores_at, lane, half, part)
                     cuda.syncthreads()
                     last, position = span_of(list_at, i).last, p - CHUNK + key_of(lane)
-                    weigh(shared, lane, warp, position, last, scale, x, high, top, total)
-                    cuda.syncthreads()
+                    moved = weigh(
+                        shared, shared + scores_at, lane, warp, position, last, scale, top, total
+                    )
+                    if cuda.syncthreads_or(moved):
+                        decay_sums(acc, shared, lane)
                     add_values(acc, shared, shared + tile, lane, warp)
                     tile = int32(tile_bytes - tile)
                 owner = owner_of(list_at, i)
-                place = owner.request * splits + span_of(list_at, i).split
-                place = place * (nodes * parts) + owner.unit
-                store(acc, top, total, partial, tops, place, owner.units, lane, warp)
+                at = owner.request * splits + span_of(list_at, i).split
+                at = at * (nodes * parts) + owner.unit
+                store(acc, top, total, partial, tops, at, owner.units, lane, warp)
                 i = int32(i + 1)
+            begin = item_after(list_at, int32(end - 1))
             cuda.syncthreads()
-            begin = int32(begin + end)
             behind = int32(ranges[cuda.blockIdx.x + 1])  # again: registers are full
         ptx.wait_for_previous()  # blocks without pieces too: the grid ends after the one before
 

@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any
 
 MAX_SHARED = 99 * 1024  # bytes of a block on sm_120, static and dynamic
+LARGE_SHARED = 227 * 1024  # and on sm_90
 PTX_VERSION = (9, 0)  # what a CUDA 13.0 driver reads
 # PTX is made for sm_90 at most: for sm_120 NVVM keeps some local arrays in memory. ptxas goes on.
 NEWEST_PTX_TARGET = (9, 0)

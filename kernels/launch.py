@@ -32,7 +32,8 @@ class Kernel:
     threads: of a block. min_blocks: of a multiprocessor, for the compiler. shared_bytes: dynamic
     shared memory. max_registers: forced on the compiler. registers, opcodes: what the compile test
     holds it to. pdl: may start before the kernel ahead of it on the stream has ended; it must then
-    call ptx.wait_for_previous() before it reads anything that kernel wrote. float64: meant.
+    call ptx.wait_for_previous() before it reads anything that kernel wrote. float64: meant. large:
+    needs more shared memory than a block of sm_120 has, and is launched elsewhere only.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Kernel:
         opcodes: tuple[str, ...] = (),
         pdl: bool = False,
         float64: bool = False,
+        large: bool = False,
     ):
         self.function = function
         self.body = getattr(function, "py_func", function)
         self.name = re.sub(r"\W+", "_", name or self.body.__name__).strip("_")
         self.threads, self.shared_bytes, self.pdl = threads, shared_bytes, pdl
         self.max_registers, self.registers, self.opcodes = max_registers, registers, opcodes
+        self.large = large
         self.parameters = parameters(self.body)
         kinds = list(self.parameters.values())
         self.signature = types.void(*(kind.numba_type for kind in kinds))

@@ -1,10 +1,11 @@
 """Attention of a tree over a paged prefix and its nodes' own paths; see `spec/tree_attention.py`.
 
 Three launches. `plan_attention`, once a step: who does what (`attention_plan.py`). Then, in every
-layer, the partials of all splits, by blocks that stay (`attention_partials.py`), and their sum
-(`attention_merge.py`). A split that is committed in full is shared by a few units, a unit being a
-node with eight of its heads; the splits that a node's own path reaches run with that unit alone,
-each key from its page or from scratch.
+layer, the partials of all splits, by blocks that stay (`attention_partials.py`; plain decoding on a
+card with room for it, `attention_pipelined.py`), and their sum (`attention_merge.py`). A split that
+is committed in full is shared by a few units, a unit being a node with eight of its heads; the
+splits that a node's own path reaches run with that unit alone, each key from its page or from
+scratch.
 
 Chunks are 32 keys, splits grow with their position (`attention_splits.py`); the specification's are
 64, and others. bfloat16 only. No result depends on the number of blocks, of units a block, or on
@@ -12,20 +13,29 @@ what else is in the batch.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import e, log2
 from typing import Any
 
 import numpy as np
 
-from ddtree_numba.kernels import attention_merge, attention_partials, attention_plan, driver
+from ddtree_numba.kernels import (
+    attention_merge,
+    attention_partials,
+    attention_pipelined,
+    attention_plan,
+    driver,
+)
 from ddtree_numba.kernels.arguments import require
 from ddtree_numba.kernels.attention_merge import MOST, SPAN
 from ddtree_numba.kernels.attention_plan import ITEM
 from ddtree_numba.kernels.attention_splits import PAGE, SHIFTS, split_of
-from ddtree_numba.kernels.attention_tiles import Layout
+from ddtree_numba.kernels.attention_tiles import SHALLOW, Layout
+from ddtree_numba.kernels.compile import MAX_SHARED
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.spec.numerics import BF16
 
+RING = 5  # tiles of keys where one unit has the block to itself and there is room
 UNITS = 1, 3, 5  # of a piece, that kernels are made for: five fill the registers
 
 
@@ -43,8 +53,26 @@ class Workspace:
 def resident(units: int, width: int, latent: int, multiprocessors: int, shared: int) -> int:
     """Blocks that run at a time where a request has `units`; shared: bytes of a multiprocessor."""
     most = compiled_units(units)
-    fitting = driver.blocks_that_fit(Layout(width, latent, most).bytes, shared)
+    ring = ring_of(width, latent, most, shared)
+    fitting = driver.blocks_that_fit(Layout(width, latent, most, ring).bytes, shared)
     return multiprocessors * max(min(fitting, 2 if most == 1 else 1), 1)
+
+
+def ring_of(width: int, latent: int, units: int, shared: int) -> int:
+    """Tiles that a block has, which changes no bit: RING or SHALLOW, see `attention_tiles.py`.
+
+    shared: bytes of a multiprocessor. More than one unit gain nothing from a longer ring.
+    """
+    fits = driver.blocks_that_fit(Layout(width, latent, units, RING).bytes, shared) > 0
+    return RING if units == 1 and fits else SHALLOW
+
+
+@cache
+def _shared_bytes(device: int | None) -> int:
+    """Of a multiprocessor; the CPU executor plays one of sm_120."""
+    if device is None:
+        return MAX_SHARED + driver.RESERVED
+    return driver.attribute(device, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR")
 
 
 def workspace(requests, nodes, depths, heads, latent, positions, blocks) -> dict[str, tuple]:
@@ -153,7 +181,8 @@ def tree_attention(
     if requests * nodes * heads == 0:
         return out
     units = compiled_units(nodes * parts)
-    attention_partials.make(width, latent, units).launch(
+    ring = ring_of(width, latent, units, _shared_bytes(getattr(q.device, "id", None)))
+    _partials(width, latent, units, ring).launch(
         blocks,
         q,
         pages,
@@ -203,13 +232,21 @@ def _require_workspace(space, requests, nodes, depths, heads, latent, positions,
             require(f"workspace.{name}", getattr(space, name), shape, dtype)
 
 
+def _partials(width: int, latent: int, units: int, ring: int) -> Kernel:
+    if ring == SHALLOW:
+        return attention_partials.make(width, latent, units)
+    return attention_pipelined.make(width, latent, units, ring)
+
+
 def instances() -> list[Kernel]:
     """K2.6 and the embedded model, trees of one unit and of more."""
     made = [
-        attention_partials.make(*shape, units)
+        _partials(*shape, units, SHALLOW)
         for shape in ((576, 512), (80, 64))
         for units in UNITS
+        if units > 1 or shape[0] > 80
     ]
+    made += [_partials(*shape, 1, RING) for shape in ((576, 512), (80, 64))]
     made += [attention_merge.make(latent, span) for latent in (512, 64) for span in (1, SPAN)]
     plans = [attention_plan.make(each, 1) for each in (0, 2, 3, 4, 5)]
     return made + plans + [attention_plan.plan_ends]

@@ -57,6 +57,19 @@ def test_the_plan_shares_the_work_evenly(rng):
     assert max(times) <= 1.1 * np.mean(times)
 
 
+def test_a_plan_of_more_runs_than_threads(rng):
+    """Pieces and blocks go on from one window of runs to the next."""
+    starts, sizes = [130, 0, 40_000] * 10, [3, 1, 2] * 10
+    _, blocks = planned(starts, sizes, 3, 4, blocks=7, rng=rng)
+    items = np.concatenate(blocks)
+    for r, size in enumerate(sizes):
+        mine = items[items[:, 0] == r]
+        seen = mine[:, 2] * np.minimum(mine[:, 4] * CHUNK, mine[:, 5] + 1 - mine[:, 3])
+        assert size * starts[r] < seen.sum() <= size * (starts[r] + 4)
+    times = [sum(PIECE + i[4] for i in block.tolist()) for block in blocks]
+    assert max(times) <= 1.1 * np.mean(times)
+
+
 def test_an_empty_batch_has_an_empty_plan(rng):
     space, _ = planned([5, 9], [0, 0], 4, 3, rng=rng)
     assert not space.ranges.any() and (space.lasts == -1).all()
