@@ -25,7 +25,10 @@ class StreamGroup(ThreadGroup):
         self.pools = [None, *(ops.new_pool() for ops in backends[1:])]
 
     def run(self, work: Callable[[int], object]) -> list:
-        """work(rank) on every rank; what follows on rank 0's stream follows all of it."""
+        """work(rank) on every rank; what follows on rank 0's stream follows all of it.
+
+        Also what follows a failure: others may still read memory that rank 0 has given back.
+        """
         lead = self.backends[0]
         begun = lead.point(lead.stream)
         ended: list[Any] = [None] * self.world
@@ -35,14 +38,16 @@ class StreamGroup(ThreadGroup):
             with ops.xp.cuda.Device(ops.index), ops.active(self.pools[rank]):
                 if rank:
                     ops.stream.wait_event(begun)
-                result = work(rank)
-                ended[rank] = ops.point(ops.stream)
-            return result
+                try:
+                    return work(rank)
+                finally:
+                    ended[rank] = ops.point(ops.stream)
 
-        results = self._together(call, here=True)
-        for event in ended[1:]:
-            lead.stream.wait_event(event)
-        return results
+        try:
+            return self._together(call, here=True)
+        finally:
+            for event in filter(None, ended[1:]):
+                lead.stream.wait_event(event)
 
 
 class StreamComm(Sound):

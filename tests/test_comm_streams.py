@@ -63,6 +63,14 @@ def test_the_first_failure_is_raised_and_frees_the_others(group):
     assert len(group.run(lambda rank: group.comms[rank].gather(np.zeros(4, np.float32)))) == 3
 
 
+def test_what_follows_a_failure_follows_all_that_was_started(group):
+    waited = []
+    group.backends[0].stream.wait_event = waited.append
+    with pytest.raises(ZeroDivisionError):
+        group.run(lambda rank: 1 // (2 - rank))
+    assert len(waited) == 2  # for the ends of ranks 1 and 2
+
+
 def test_parts_side_by_side():
     parts = np.arange(24).reshape(3, 2, 2, 2)
     wanted = np.concatenate(list(parts), axis=-1)
