@@ -68,22 +68,44 @@ def kernels() -> str:
     return "\n".join(["\n".join(lines), "", report.provenance(result) + "."])
 
 
+def newest(kind: str) -> dict:
+    """The newest file of results of one kind."""
+    files = report.RESULTS.glob(f"{kind}-*.json")
+    return max(map(json.loads, map(Path.read_text, files)), key=lambda one: one["date"])
+
+
 def step() -> str:
-    """The latest step of one rank at full size."""
-    files = report.RESULTS.glob("step-*.json")
-    result = max(map(json.loads, map(Path.read_text, files)), key=lambda one: one["date"])
-    lines = [
-        "| nodes | context | verify | floor | draft | whole round |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        times = {name: f"{1e3 * seconds:.2f} ms" for name, seconds in row["seconds"].items()}
-        floor = f"{1e3 * sum(row['floor'].values()):.2f} ms"
-        draft = times["draft"] if row["tokens"] > 1 else ""
-        figures = f"{times['verify']} | {floor} | {draft} | {times['round']}"
-        lines.append(f"| {row['tokens']} | {row['context']:,} | {figures} |")
+    """The latest step of one rank at full size: verify and its floor, by nodes and context."""
+    result = newest("step")
+    found = {(row["tokens"], row["context"]): row for row in result["rows"]}
+    contexts = sorted({context for _, context in found})
+    heads = " | ".join(f"{context:,} positions" for context in contexts)
+    lines = [f"| ms, nodes | {heads} |", "|---:|" + "---:|" * len(contexts)]
+    for tokens in sorted({tokens for tokens, _ in found}):
+        rows = (found[tokens, context] for context in contexts)
+        pairs = ((1e3 * r["seconds"]["verify"], 1e3 * sum(r["floor"].values())) for r in rows)
+        cells = " | ".join(f"{verify:.2f} ({floor:.2f})" for verify, floor in pairs)
+        lines.append(f"| {tokens} | {cells} |")
     memory = f"{result['memory']['used_bytes'] / 1e9:.1f} GB of memory"
     return "\n".join(["\n".join(lines), "", f"{report.provenance(result)}; {memory}."])
+
+
+def rounds() -> str:
+    """Rates on held-out code, and how long the GPU is idle between rounds."""
+    result = newest("rounds")
+    plain = result["rows"][0]["tokens_per_second"]
+    lines = [
+        "| mode | budget | tokens/s | against ar | tokens per round | idle before a round |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        budget = row["budget"] if row["mode"] == "ddtree" else ""
+        rate, each = row["tokens_per_second"], row["tokens_per_round"]
+        lines.append(
+            f"| {row['mode']} | {budget} | {rate:,.0f} | {rate / plain:.2f} x | {each:.2f} |"
+            f" {row['trace']['idle']:.0f} us |"
+        )
+    return "\n".join([*lines, "", f"{report.provenance(result)}."])
 
 
 def latest(part: str) -> dict:
@@ -123,6 +145,7 @@ def ranks() -> str:
 SECTIONS = {
     "budgets": budgets,
     "kernels": kernels,
+    "rounds": rounds,
     "step": step,
     "exchanges": exchanges,
     "ranks": ranks,
