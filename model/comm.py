@@ -54,7 +54,8 @@ class Comm(Protocol):
 class Sound:
     """No call of a rank ends without its result. `link`: what calls go over."""
 
-    faults, link = None, "host"
+    faults: Any = None
+    link = "host"
 
     def judge(self, faults: np.ndarray | None) -> None:
         pass

@@ -19,7 +19,7 @@ from ddtree_numba.kernels.all_reduce import all_reduce
 from ddtree_numba.kernels.all_reduce_gathered import sum_gathered
 from ddtree_numba.kernels.driver import DeviceError
 from ddtree_numba.kernels.peers import Room
-from ddtree_numba.model.comm import Sound, Traffic
+from ddtree_numba.model.comm import Comm, Traffic
 from ddtree_numba.model.comm_streams import along_rows
 from ddtree_numba.model.comm_tcp import RankError
 from ddtree_numba.model.cuda_arrays import Array
@@ -64,10 +64,15 @@ def tell(group: ProcessGroup, line: str) -> None:
         print(f"ranks: {line}", file=sys.stderr)
 
 
+def room_of(world: int, width: int) -> Room:
+    """For rows of `width` bfloat16."""
+    row = 2 * width
+    return Room.of(world, LINE_ROWS * row, LINE_ROWS * row, PULL_ROWS * row)
+
+
 def peer_memory(group: ProcessGroup, ops: Any, width: int, where: str) -> PeerMemory:
     """Memory that all ranks reach: of the GPUs, or else of the host."""
-    row = 2 * width
-    room = Room.of(group.world, LINE_ROWS * row, LINE_ROWS * row, PULL_ROWS * row)
+    room = room_of(group.world, width)
     gather, limit = group.comm.gather, int(group.place.seconds * 1e9)
     kinds = [where] if where else list(REGIONS)
     memory, wrong = connect(group.rank, group.world, room, gather, kinds, limit=limit)
@@ -83,17 +88,15 @@ def peer_memory(group: ProcessGroup, ops: Any, width: int, where: str) -> PeerMe
     return memory
 
 
-class CudaComm(Sound):
+class CudaComm(Comm):
     """What both ways share."""
+
+    faults = None
 
     def __init__(self, group: ProcessGroup, ops: Any) -> None:
         self.group, self.ops = group, ops
         self.rank, self.world = group.rank, group.world
         self.traffic = Traffic()
-
-    def all_reduce(self, partial: Array) -> Array:
-        """Sum [T,H] over ranks."""
-        raise NotImplementedError
 
     def all_gather(self, part: Array) -> Array:
         """Join the ranks' parts along the last axis, in rank order."""
@@ -119,13 +122,8 @@ class PeerComm(CudaComm):
         super().__init__(group, ops)
         assert memory.peers is not None
         self.memory, self.peers = memory, memory.peers
-        self.link = memory.peers.link
-        self._gather = gather_over(memory.peers, ops)
-        self.abort = memory.abort  # type: ignore[method-assign]
-
-    @property
-    def faults(self) -> Array:  # type: ignore[override]
-        return self.peers.fault
+        self.link, self.faults = self.peers.link, self.peers.fault
+        self._gather = gather_over(self.peers, ops)
 
     def judge(self, faults: np.ndarray | None) -> None:
         if faults is None or not faults.any():
@@ -142,6 +140,9 @@ class PeerComm(CudaComm):
     def gather(self, x: Array, joined: bool = False) -> Array:
         self.traffic.count(x)
         return self._gather(x, joined)
+
+    def abort(self) -> None:
+        self.memory.abort()
 
 
 class NcclComm(CudaComm):

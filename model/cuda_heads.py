@@ -22,9 +22,9 @@ from ddtree_numba.kernels.draft_topk import (
 from ddtree_numba.kernels.next_token import next_token_merge, next_token_shard
 from ddtree_numba.kernels.next_token import workspace_words as token_words
 from ddtree_numba.kernels.peers import Peers
+from ddtree_numba.model.cuda_arrays import Array
 from ddtree_numba.spec.numerics import F32
 
-Array = Any
 Gather = Callable[..., Array]
 
 

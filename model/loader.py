@@ -17,7 +17,6 @@ from ddtree_numba.model.config import ModelConfig
 from ddtree_numba.model.drafter_config import DrafterConfig
 from ddtree_numba.model.fields import CheckpointError
 from ddtree_numba.model.manifest import Manifest, drafter_manifest, target_manifest
-from ddtree_numba.model.names import fused_shape as fused_shape
 from ddtree_numba.model.packed import Packed
 from ddtree_numba.model.sharding import check_shares, drafter_shares, target_shares
 from ddtree_numba.model.source import Build, CheckpointSource, Place, Progress
