@@ -10,7 +10,6 @@ root alone. The floors are those of `step_floor.py` by rates that the same run h
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -161,8 +160,7 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--rounds", type=int, default=20, help="replays behind a figure (20)")
     new.add_argument("--backend", choices=("cuda", "numpy"), default="cuda")
     new.add_argument("--no-kernels", action="store_true", help="no breakdown")
-    folder = os.environ.get("DDTREE_NUMBA_RESULTS_DIR", report.RESULTS)
-    new.add_argument("--out", type=Path, default=folder, help="folder of the figures")
+    new.add_argument("--out", type=Path, default=report.FOLDER, help="folder of the figures")
     return new
 
 
@@ -225,10 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     memory = dict(used_bytes=all_of_it - free, weights_and_cache_bytes=ops.pool.total_bytes())
     show(f"\ndevice memory: {memory['used_bytes'] / 1e9:.1f} of {all_of_it / 1e9:.1f} GB")
     result = about | dict(roofs=asdict(roofs), memory=memory) | result
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / report.file_name(result).replace("kernels-", "step-", 1)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    show(path)
+    show(report.keep(result, options.out, "step"))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What one rank measures of the group's exchanges; `multi_gpu.py` starts the ranks.
+"""What one rank measures of the group's exchanges; `gpu_processes.py` starts the ranks.
 
 A time is the device's, of a replayed graph of many calls, replays in a row: the ranks keep step by
 the calls themselves, and what the host does in between is not seen. The slowest rank's counts.

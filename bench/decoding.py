@@ -164,12 +164,12 @@ def table(result: dict[str, Any]) -> list[str]:
     for name, run in result["runs"].items():
         rate = run["tokens_per_second"]
         lines.append(f"| {name} | {run['equal']} of {prompts} | {run['rounds']} | {rate:,.0f} |")
-    golden = result["golden"]
+    first = result["golden"]
     return [
         *lines,
         "",
-        f"golden tokens: {golden['left']} of {golden['answers']} answers leave them, at leads of"
-        f" {golden['largest_lead']:.3f} or less",
+        f"golden tokens: {first['left']} of {first['answers']} answers leave them, at leads of"
+        f" {first['largest_lead']:.3f} or less",
         f"soak: {soak['rounds']} rounds, {soak['different']} answers differ",
         f"last rank killed: all ended in {end['seconds']:.2f} s, exit code {end['code']},"
         f" {end['said']}; memory held: {end['left'] or 'none'}",

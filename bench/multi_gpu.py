@@ -8,81 +8,15 @@ file into the folder of results.
 """
 
 import argparse
-import importlib
-import json
-import multiprocessing
-import os
 import subprocess
 import sys
-import threading
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bench import decoding
-from bench.report import RESULTS, significant
+from bench import decoding, gpu_processes, step_ranks
+from bench.report import FOLDER, keep, significant
 
-FOLDER = os.environ.get("DDTREE_NUMBA_RESULTS_DIR", RESULTS)
 PARTS = ("collectives", "decoding", "step")
-DEADLINE = 540  # seconds of all ranks together
-# Event nodes beside every collective would cost the host a millisecond a graph (NCCL 2.28).
-ENVIRONMENT = dict(NCCL_GRAPH_MIXING_SUPPORT="0")
-# Multicast over NVLink is not to be had on every machine; the methods compared use none.
-DEFAULTS = dict(NCCL_NVLS_ENABLE="0")
-
-
-def work(rank: int, world: int, connection: Connection, options: Any, task: str) -> None:
-    """A process's main function; an error goes to the parent, which ends the others."""
-    try:
-        module = importlib.import_module(task)
-        connection.send(module.Rank(rank, world, connection, options).all())
-    except Exception as error:
-        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
-        raise
-    os._exit(0)  # whatever a graph or a communicator still holds
-
-
-def serve(connections: list[Connection]) -> list[dict]:
-    """Pass what the ranks gather between them until every rank has sent its result."""
-    while True:
-        given = []
-        for rank, connection in enumerate(connections):
-            try:
-                given.append(connection.recv())
-            except EOFError:
-                raise RuntimeError(f"rank {rank} has ended") from None
-            if isinstance(given[-1], Exception):
-                raise RuntimeError(f"rank {rank}: {given[-1]}")
-        if isinstance(given[0], dict):
-            return given
-        for connection in connections:
-            connection.send(given)
-
-
-def run(world: int, options: Any, task: str = "bench.collectives") -> list[dict]:
-    """Every rank's results: what `all` of the task's `Rank` gives."""
-    os.environ.update(ENVIRONMENT)
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(world)]
-    processes = [
-        context.Process(target=work, args=(rank, world, theirs, options, task), daemon=True)
-        for rank, (_, theirs) in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    for _, theirs in pipes:
-        theirs.close()
-    timer = threading.Timer(DEADLINE, lambda: [process.kill() for process in processes])
-    timer.start()
-    try:
-        return serve([mine for mine, _ in pipes])
-    finally:
-        timer.cancel()
-        for process in processes:
-            process.join(5)
-            process.kill()
 
 
 def link() -> str:
@@ -127,8 +61,6 @@ def report(result: dict) -> str:
     if "decoding" in result:
         lines += [*decoding.table(result["decoding"]), ""]
     if "step" in result:
-        from bench import step_ranks
-
         lines += [step_ranks.title(result["step"]), "", *step_ranks.table(result["step"]), ""]
     return "\n".join([*lines, f"wrong: {', '.join(faults(result)) or 'nothing'}"])
 
@@ -141,15 +73,6 @@ def exchanges(ranks: list[dict]) -> list[str]:
     lines += table("us of 122 all-reduces with a norm behind each:", first["round_us"])
     lines += [f"soak: {r['soak']}; self-test: {r['self_test'] or 'ok'}" for r in ranks]
     return [*lines, f"last rank stopped: {first['stopped']}", ""]
-
-
-def keep(result: dict, folder: Path) -> Path:
-    gpu = "-".join(result["machine"]["gpu"].lower().split())
-    minute = result["date"][:16].replace(":", "")
-    path = folder / f"gpus-{result['world']}x-{gpu}-{minute}-{result['commit']}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path
 
 
 def describe(parser: argparse.ArgumentParser, wanted: int | None) -> tuple[int, dict]:
@@ -176,18 +99,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the JSON file")
     options = parser.parse_args(arguments)
 
-    from bench import step_ranks
-
     world, result = describe(parser, options.ranks)
-    parts: dict[str, Any] = dict(
-        collectives=lambda: dict(ranks=run(world, options)),
+    parts: dict[str, Callable[[], dict]] = dict(
+        collectives=lambda: dict(ranks=gpu_processes.run(world, options, "bench.collectives")),
         decoding=lambda: dict(decoding=decoding.measure(world)),
         step=lambda: dict(step=step_ranks.measure(world, options.step)),
     )
     for name in [options.part] if options.part else PARTS:
         result |= parts[name]()
     print(report(result))
-    print(f"\nkept in {keep(result, options.results)}")
+    print(f"\nkept in {keep(result, options.results, f'gpus-{world}x')}")
     return int(bool(faults(result)))
 
 
@@ -200,8 +121,6 @@ def faults(result: dict) -> list[str]:
     if ranks and not ranks[0]["stopped"]["failure"]:
         wrong.append("a rank that stopped was not noticed")
     if "step" in result:
-        from bench import step_ranks
-
         wrong += step_ranks.failures(result["step"])
     return wrong + result.get("decoding", {}).get("wrong", [])
 

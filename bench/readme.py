@@ -68,10 +68,11 @@ def kernels() -> str:
     return "\n".join(["\n".join(lines), "", report.provenance(result) + "."])
 
 
-def newest(kind: str) -> dict:
-    """The newest file of results of one kind."""
+def newest(kind: str, part: str = "rows") -> dict:
+    """The newest results of one kind that have this part."""
     files = report.RESULTS.glob(f"{kind}-*.json")
-    return max(map(json.loads, map(Path.read_text, files)), key=lambda one: one["date"])
+    found = [one for one in map(json.loads, map(Path.read_text, files)) if part in one]
+    return max(found, key=lambda one: one["date"])
 
 
 def step() -> str:
@@ -108,16 +109,9 @@ def rounds() -> str:
     return "\n".join([*lines, "", f"{report.provenance(result)}."])
 
 
-def latest(part: str) -> dict:
-    """The newest results by several GPUs that have this part."""
-    files = report.RESULTS.glob("gpus-*.json")
-    found = [one for one in map(json.loads, map(Path.read_text, files)) if part in one]
-    return max(found, key=lambda one: one["date"])
-
-
 def exchanges() -> str:
     """What ranks give to each other, in the way that is chosen and in NCCL's."""
-    result = latest("ranks")
+    result = newest("gpus", "ranks")
     first = result["ranks"][0]
     rows = list(first["chosen"])
     ways = {
@@ -136,7 +130,7 @@ def exchanges() -> str:
 
 def ranks() -> str:
     """Rounds of several full-size ranks."""
-    result = latest("step")
+    result = newest("gpus", "step")
     lines = step_ranks.table(result["step"])
     what = step_ranks.title(result["step"]).removesuffix(":")
     return "\n".join([*lines, "", f"{what}; {multi_gpu.heading(result)}."])

@@ -7,9 +7,11 @@ date; this only prints it.
 import argparse
 import json
 import math
+import os
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
+FOLDER = Path(os.environ.get("DDTREE_NUMBA_RESULTS_DIR", RESULTS))  # of new figures
 PATTERN = "kernels-*.json"
 PLOT = "kernels.png"
 NOTES = """\
@@ -37,17 +39,17 @@ def latest(folder: Path = RESULTS) -> dict:
     return newest | dict(rows=list(rows.values()), commit=commits)
 
 
-def file_name(result: dict) -> str:
+def file_name(result: dict, kind: str = "kernels") -> str:
     """kernels-nvidia-h200-2026-11-29T1504-b6c0480.json"""
     gpu = "-".join(result["machine"]["gpu"].lower().split())
     minute = result["date"][:16].replace(":", "")
-    return PATTERN.replace("*", f"{gpu}-{minute}-{result['commit']}")
+    return f"{kind}-{gpu}-{minute}-{result['commit']}.json"
 
 
-def keep(result: dict, folder: Path) -> Path:
+def keep(result: dict, folder: Path, kind: str = "kernels") -> Path:
     """Write the result into the folder, under the name that it always has."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(result)
+    path = folder / file_name(result, kind)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 

@@ -7,13 +7,11 @@ the next once, for the results of the round before.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from bench import acceptance, report, round_trace
-from bench.multi_gpu import FOLDER
 from ddtree_numba.engine import Engine
 from ddtree_numba.sampling import SamplingParams
 
@@ -83,7 +81,7 @@ def measure(engine: Engine, prompts: list[str]) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.rounds", description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, help="so many of the held-out ones, by default all")
-    parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the figures")
+    parser.add_argument("--results", type=Path, default=report.FOLDER, help="folder of the figures")
     options = parser.parse_args(arguments)
     from bench import machine
     from bench.device import Gpu
@@ -92,10 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     prompts = acceptance.held_out_code()[: options.prompts]
     rows = measure(Engine.load(backend="cuda", max_batch=1), prompts)
     print(report.provenance(about), "", *table(rows), sep="\n")
-    path = options.results / report.file_name(about).replace("kernels-", "rounds-", 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(about | dict(prompts=len(prompts), rows=rows), indent=1) + "\n")
-    print(f"\nkept in {path}")
+    result = about | dict(prompts=len(prompts), rows=rows)
+    print(f"\nkept in {report.keep(result, options.results, 'rounds')}")
     wrong = [row for row in rows if row["equal"] < len(prompts) or row["trace"]["waits"]]
     return int(bool(wrong))
 

@@ -35,7 +35,7 @@ from ddtree_numba.model.config import (
 )
 from ddtree_numba.model.drafter import Drafter
 from ddtree_numba.model.loader import drafter_weights, target_weights
-from ddtree_numba.model.names import Piece, drafter_pieces, target_pieces
+from ddtree_numba.model.names import Piece, drafter_pieces, fused_shape, target_pieces
 from ddtree_numba.model.rank import Rank, Ranks
 from ddtree_numba.model.sharding import check_tp
 from ddtree_numba.model.target import Target
@@ -110,9 +110,7 @@ class RandomWeights:
 
     def shape(self, field: str) -> tuple[int, ...]:
         """(experts, rows, ...): its tensors one below the other, experts stacked."""
-        pieces = self.fields[field]
-        slots = [piece.local_shape(self.world) for piece in pieces if piece.expert == 0]
-        return len(pieces) // len(slots), sum(shape[0] for shape in slots), *slots[0][1:]
+        return fused_shape(self.fields[field], self.world)
 
     def stored(self, field: str) -> np.ndarray:
         """On the host: one matrix."""

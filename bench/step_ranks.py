@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench import multi_gpu, step_routing
+from bench import gpu_processes, step_routing
 from bench.step_rank import OneOf, build, read_configs, repeated
 from bench.step_time import Clock
 
@@ -52,9 +52,9 @@ class Rank:
     """One process with its GPU."""
 
     def __init__(self, rank: int, world: int, connection: Connection, options: Any) -> None:
-        from ddtree_numba.model.comm_cuda import LINE_ROWS, PULL_ROWS, PeerComm
+        from ddtree_numba.model.comm_cuda import PeerComm, room_of
         from ddtree_numba.model.cuda_backend import CudaBackend
-        from ddtree_numba.model.peer_memory import Room, connect
+        from ddtree_numba.model.peer_memory import connect
 
         self.options, self.group = options, Group(rank, world, connection)
         self.ops: Any = CudaBackend(rank)
@@ -66,8 +66,7 @@ class Rank:
         bias, self.share = step_routing.correction(experts, picks, None)
         routed = config.num_hidden_layers - config.first_k_dense_replace
         self.ops.router = step_routing.Drawn(self.ops, routed, picks, bias)
-        row = 2 * config.hidden_size
-        room = Room.of(world, LINE_ROWS * row, LINE_ROWS * row, PULL_ROWS * row)
+        room = room_of(world, config.hidden_size)
         memory, self.wrong = connect(rank, world, room, self.group.gather)
         comm: Any = PeerComm(memory, self.ops, self.group)  # type: ignore[arg-type]
         self.comm = some_of(comm, options.tp)
@@ -134,7 +133,7 @@ def measure(world: int, arguments: str) -> dict:
     options = options_of(arguments.split())
     if options.tp % world:
         raise SystemExit(f"bench.step_ranks: --tp {options.tp}: no multiple of {world} GPUs")
-    ranks = multi_gpu.run(world, options, "bench.step_ranks")
+    ranks = gpu_processes.run(world, options, "bench.step_ranks")
     what = dict(tp=options.tp, layers=options.layers, config=str(options.config or "Kimi K2.6"))
     return what | dict(world=world, shards_latents=options.shard_latents, ranks=ranks)
 

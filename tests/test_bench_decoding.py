@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("numba.cuda")
+
 from bench import decoding, multi_gpu
 
 

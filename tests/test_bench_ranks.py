@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("numba.cuda")
+
 from bench import step_ranks
 from bench.step_rank import repeated
 from ddtree_numba.spec.numerics import BF16

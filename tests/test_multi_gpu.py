@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("numba.cuda")
 
-from bench import multi_gpu
+from bench import gpu_processes, multi_gpu
 
 
 def rank(connection, messages, got):
@@ -31,7 +31,7 @@ def served(*messages_of_ranks):
     for thread in threads:
         thread.start()
     try:
-        return multi_gpu.serve([mine for mine, _ in pipes]), got
+        return gpu_processes.serve([mine for mine, _ in pipes]), got
     finally:
         for (mine, theirs), thread in zip(pipes, threads, strict=True):
             mine.close()
@@ -115,7 +115,7 @@ def test_gpu_the_self_test_passes_between_processes(world, where, request):
     for _, theirs in pipes:
         theirs.close()
     try:
-        assert multi_gpu.serve([mine for mine, _ in pipes]) == world * [dict(wrong=[])]
+        assert gpu_processes.serve([mine for mine, _ in pipes]) == world * [dict(wrong=[])]
     finally:
         for each in processes:
             each.join(10)

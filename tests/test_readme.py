@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("numba.cuda")
+
 from bench import readme
 
 
