@@ -5,9 +5,11 @@ import importlib
 from collections.abc import Callable
 
 from ddtree_numba.model.backend import Backend, NumpyBackend
+from ddtree_numba.model.place import machine
 
 BACKENDS = ("auto", "numpy", "cuda")
 CUDA_DTYPE = "bfloat16"
+MOST_GPUS = 16  # whose sums the kernels take
 Note = Callable[[str], None]
 
 
@@ -59,6 +61,13 @@ def visible_gpus() -> int:
         return driver.visible()
     except (ImportError, RuntimeError) as error:
         raise refusal(error) from None
+
+
+def gpu_of(local_rank: int) -> str:
+    """Machine and PCI bus id of the GPU that a rank gets: that of its number, or the only one."""
+    from ddtree_numba.kernels import driver
+
+    return f"{machine()} {driver.bus_id(local_rank % visible_gpus())}"
 
 
 def refusal(error: Exception) -> ValueError:

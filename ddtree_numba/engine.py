@@ -22,6 +22,7 @@ from ddtree_numba.spec.tree_build import Tree
 
 MODES = ("ddtree", "chain", "ar")
 PREFILL_CHUNK = 256  # prompt tokens a forward
+MOST_BATCH = 255  # trees of 257 nodes: the rows of a launch are numbered with 16 bits
 
 
 class Engine:
@@ -33,8 +34,8 @@ class Engine:
     def __init__(self, loaded: Loaded, max_batch: int, max_context: int | None) -> None:
         self.config, self.drafter_config = loaded.config, loaded.drafter_config
         self.tokenizer, self.load_seconds = loaded.tokenizer, loaded.seconds
-        if max_batch < 1:
-            raise ValueError(f"max_batch must be at least 1, not {max_batch}")
+        if not 1 <= max_batch <= MOST_BATCH:
+            raise ValueError(f"max_batch must be 1 .. {MOST_BATCH}, not {max_batch}")
         if max_context is not None and max_context < 2:
             raise ValueError(f"max_context must be at least 2 tokens, not {max_context}")
         limit = self.config.max_position_embeddings
@@ -70,8 +71,8 @@ class Engine:
         """Load a checkpoint folder and its drafter.
 
         `folder` None: the embedded model. `drafter` None: the folder's subfolder `drafter`, if any.
-        `backend` is "auto", "numpy" or "cuda"; `tp` ranks share the work, as threads on numpy;
-        `dtype` is that of activations and cache; `max_batch` prompts are answered at a time, each
+        `backend` is "auto", "numpy" or "cuda"; `tp` ranks share the work, threads of this process,
+        with cuda on one GPU; `dtype` is that of activations and cache; `max_batch` prompts are answered at a time, each
         within `max_context` tokens, prompt included (None: the model's limit). `cache`: a folder in
         which packed weights are kept. `shard_latents`: see `ModelConfig`. While weights are read,
         `progress(bytes_done, bytes_total)` is called. Raises CheckpointError or ValueError, in one

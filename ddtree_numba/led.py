@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ddtree_numba import verbs, wire
-from ddtree_numba.backends import name_of, visible_gpus
+from ddtree_numba.backends import MOST_GPUS, Note, gpu_of, name_of, silent
 from ddtree_numba.engine import Engine
 from ddtree_numba.load import Loaded, drafter_folder, load_checkpoint
 from ddtree_numba.model.checkpoint import HEADER_LIMIT, INDEX, shard_files
@@ -119,11 +119,12 @@ def load(
     cache: str | None = None,
     fast_allreduce: bool = False,
     shard_latents: bool = False,
+    note: Note | None = None,
 ) -> Engine:
     """`Engine.load` over the ranks of a group; on rank 0."""
     how = backend, dtype, fast_allreduce, shard_latents
     group.comm.broadcast(wire.encode((fingerprint(folder, drafter), check_every(), how)))
-    loaded = load_rank(group, folder, drafter, progress, cache, *how)
+    loaded = load_rank(group, folder, drafter, progress, cache, note, *how)
     return LeadingEngine(Led(**vars(loaded), group=group), max_batch, max_context)
 
 
@@ -133,16 +134,17 @@ def load_rank(
     drafter: str | Path | None,
     progress: Callable[[int, int], None] | None,
     cache: str | None,
+    note: Note | None,
     backend: str,
     dtype: str,
     fast_allreduce: bool,
     shard_latents: bool,
 ) -> Loaded:
     """A rank's share of a checkpoint, and what connects it with the others."""
-    backend = agreed_backend(group, backend, dtype)
+    backend = agreed_backend(group, backend, dtype, note or silent)
     device = group.place.local_rank if backend == "cuda" else None
     named = folder, drafter, backend, group.world, dtype
-    more: dict[str, Any] = dict(device=device, shard_latents=shard_latents)
+    more: dict[str, Any] = dict(device=device, shard_latents=shard_latents, note=note)
     if fast_allreduce and backend != "cuda":
         raise ValueError(f"--fast-allreduce has no effect with backend {backend}")
     loaded = load_checkpoint(*named, progress, group.comm, cache, **more)
@@ -155,13 +157,24 @@ def load_rank(
     return loaded
 
 
-def agreed_backend(group: ProcessGroup, backend: str, dtype: str) -> str:
-    """`auto` is cuda only if every rank can have a GPU."""
-    own, number = name_of(backend, dtype), group.place.local_rank
-    if backend == "auto" and own == "cuda" and number >= visible_gpus() and not gpus_are_shared():
-        own = "numpy"
-    names = group.comm.gather(own.encode())
-    return "numpy" if b"numpy" in names else own
+def agreed_backend(group: ProcessGroup, backend: str, dtype: str, note: Note) -> str:
+    """What a backend's name means for all ranks; cuda only if each has a GPU of its own.
+
+    ValueError, on all ranks, if cuda was asked for; else note(line) says why it is numpy.
+    """
+    cuda = name_of(backend, dtype) == "cuda"
+    gpus = group.comm.gather(gpu_of(group.place.local_rank).encode() if cuda else b"")
+    own, most = len(set(gpus) - {b""}), 1 if gpus_are_shared() else group.world
+    if all(gpus) and own >= most and group.world <= MOST_GPUS:
+        return "cuda"
+    short = f"{group.world} ranks have {own} GPUs between them"
+    if group.world > MOST_GPUS:
+        short = f"{group.world} ranks, {MOST_GPUS} at most"
+    if backend == "cuda":
+        raise ValueError(f"backend 'cuda': {short}")
+    if own:
+        note(f"{short}; numpy is used instead")
+    return "numpy"
 
 
 def follow(
@@ -177,7 +190,7 @@ def follow(
             f"{folder} or its drafter holds another configuration, vocabulary or weights"
             " than rank 0's"
         )
-    loaded = load_rank(group, folder, drafter, lambda *_: group.alive(), cache, *how)
+    loaded = load_rank(group, folder, drafter, lambda *_: group.alive(), cache, None, *how)
     ranks = loaded.build(*wire.decode(comm.broadcast()))
     comm.barrier()
     player = compared(ranks, group, every)

@@ -33,7 +33,7 @@ SWITCHES = {
 }
 LARGEST_CARD = 1_000_000  # GiB
 MOST_RANKS = 1024
-MOST_PROMPTS = 1024
+MOST_PROMPTS = 255
 PLAN_OPTIONS = {"plan", "model", "drafter", "tp", "shard_latents", "card_gib", "debug"}
 GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeliest token
 

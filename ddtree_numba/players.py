@@ -105,7 +105,7 @@ class Player:
         }
         return StepTimes.measure(
             lambda: self.ranks.candidates(root, start, table, verbs.CANDIDATES),
-            lambda rows: self.ranks.verify(chains[rows], True),
+            lambda rows: self.ranks.score(chains[rows], True),
             self.seconds,
         )
 

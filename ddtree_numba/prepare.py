@@ -79,7 +79,7 @@ class Command:
             if self.group is not None:
                 from ddtree_numba import led
 
-                more |= dict(fast_allreduce=options.fast_allreduce)
+                more |= dict(fast_allreduce=options.fast_allreduce, note=self.screen.note)
                 return led.load(self.group, *named, options.dtype, **more)
             from ddtree_numba.engine import Engine
 

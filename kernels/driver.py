@@ -106,6 +106,13 @@ def attribute(device: int, name: str) -> int:
     return call("cuDeviceGetAttribute", kind, call("cuDeviceGet", device))
 
 
+def bus_id(device: int) -> str:
+    """Of a device on the PCI bus; takes no memory of it."""
+    require_driver()
+    text = call("cuDeviceGetPCIBusId", 32, call("cuDeviceGet", device))
+    return text.split(b"\0")[0].decode()
+
+
 def over_nvlink(device: int, bus_id: str) -> bool:
     """Is the GPU of that PCI bus id this one, or one that it reaches by more than PCIe?
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_numba.kernels.driver import DeviceError, require_driver
+from ddtree_numba.kernels.driver import require_driver
 from ddtree_numba.kernels.probe import check_device
 from ddtree_numba.model.inputs import VerifyInput
-from ddtree_numba.model.place import gpus_are_shared
 from ddtree_numba.spec.numerics import BF16
 
 Array = Any  # cupy.ndarray
@@ -29,13 +28,11 @@ class CudaArrays:
     _nvtx: Any = None
 
     def __init__(self, index: int | None = None) -> None:
-        """On device `index`, which becomes the current one, or on the current one."""
+        """On a rank's device, which becomes the current one: that number, or the only one."""
         import cupy
 
         if index is not None:
             visible = require_driver()
-            if index >= visible and not gpus_are_shared():
-                raise DeviceError(f"GPU {index}: {visible} are visible, numbered from 0")
             cupy.cuda.Device(index % visible).use()
         self.device, self.index = check_device(), cupy.cuda.Device().id
         self.xp = cupy

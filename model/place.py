@@ -8,7 +8,9 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+BOOT = "/proc/sys/kernel/random/boot_id"
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOBS = ("DDTREE_NUMBA_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 SECONDS = "DDTREE_NUMBA_RANK_SECONDS"
@@ -87,6 +89,11 @@ def check_every(environ: Mapping[str, str] = os.environ) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{CHECK} must be a number of rounds, not {text!r}")
     return int(text)
+
+
+def machine() -> str:
+    """This machine's boot: the same in all of its containers."""
+    return Path(BOOT).read_text().strip()
 
 
 def meeting_way(environ: Mapping[str, str] = os.environ) -> str:

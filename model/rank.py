@@ -22,7 +22,7 @@ class Rank:
         # [R,N,K*H] of the last forward, until its accepted rows are committed
         self.taps = np.empty((0, 0, 0))
 
-    def _drafted(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
+    def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
         """Root tokens [R] at `starts` -> draft logits float32 [R,L,V/W] of this rank's tokens."""
         assert self.drafter is not None
         config = self.drafter.config
@@ -34,15 +34,11 @@ class Rank:
         part = self.target.head(hidden.reshape(-1, hidden.shape[-1]))
         return part.reshape(*hidden.shape[:2], -1)
 
-    def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
-        """Root tokens [R] at `starts` -> draft logits float32 [R,L,V] of the positions after."""
-        return self.comm.all_gather(self._drafted(roots, starts, page_table))
-
     def candidates(
         self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k likeliest tokens of each draft position, and their log-probabilities: [R,L,k]."""
-        return self.ops.candidates(self._drafted(roots, starts, page_table), k, self.comm)
+        return self.ops.candidates(self.draft(roots, starts, page_table), k, self.comm)
 
     def count_experts(self) -> None:
         """From now on `used` counts the different experts that rounds ask for, layer by layer."""
@@ -58,15 +54,20 @@ class Rank:
         self.taps = taps.reshape(*batch.tokens.shape, -1)
         return hidden
 
+    def score(
+        self, batch: VerifyInput, with_taps: bool, used: np.ndarray | None = None
+    ) -> np.ndarray:
+        """-> the target's logits of this rank's tokens after every node, float32 [R,N,V/W]."""
+        part = self.target.head(self.forward(batch, with_taps, used))
+        return part.reshape(*batch.tokens.shape, -1)
+
     def verify(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """-> the target's logits after every node, float32 [R,N,V]."""
-        part = self.target.head(self.forward(batch, with_taps))
-        return self.comm.all_gather(part.reshape(*batch.tokens.shape, -1))
+        return self.comm.all_gather(self.score(batch, with_taps))
 
     def choose(self, batch: VerifyInput, with_taps: bool, draws: Any) -> np.ndarray:
         """-> the token that the target itself puts after every node, int32 [R,N]."""
-        part = self.target.head(self.forward(batch, with_taps, self.used))
-        part = part.reshape(*batch.tokens.shape, -1)
+        part = self.score(batch, with_taps, self.used)
         return self.ops.next_tokens(part, batch, draws, self.comm)
 
     def commit(
@@ -121,10 +122,6 @@ class Ranks:
 
         return call(0) if self.group is None else self.group.run(call)[0]
 
-    def draft(self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray) -> np.ndarray:
-        """See `Rank.draft`."""
-        return self._all("draft", roots, starts, page_table)
-
     def candidates(
         self, roots: np.ndarray, starts: np.ndarray, page_table: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -134,6 +131,10 @@ class Ranks:
     def forward(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """See `Rank.forward`."""
         return self._all("forward", batch, with_taps)
+
+    def score(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
+        """See `Rank.score`; rank 0's part."""
+        return self._all("score", batch, with_taps)
 
     def verify(self, batch: VerifyInput, with_taps: bool) -> np.ndarray:
         """See `Rank.verify`."""

@@ -98,6 +98,8 @@ class ScriptedRanks:
                 logits[r, i] = self.row(self.target(committed + own))
         return logits
 
+    score = verify
+
     def choose(self, batch: VerifyInput, with_taps: bool, draws) -> np.ndarray:
         return self.ops.next_tokens(self.verify(batch, with_taps), batch, draws, self.comm)
 

@@ -179,7 +179,7 @@ def test_arguments_that_mean_something_else_are_refused():
         engine.generate([[30], [31]], [SamplingParams()])
     with pytest.raises(ValueError, match="budget must be"):
         engine.generate([[30]], SamplingParams(), budget=True)
-    with pytest.raises(ValueError, match="max_batch must be at least 1"):
+    with pytest.raises(ValueError, match="max_batch must be 1 .. 255"):
         scripted_engine(count_up, right, max_batch=0)
     with pytest.raises(ValueError, match="outside the vocabulary"):
         engine.logits([30], [999], [0])
