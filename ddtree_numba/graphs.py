@@ -70,7 +70,7 @@ class GraphRounds(Rounds):
         """The round took what the host spent, or, if the host was elsewhere, what the GPU did."""
         assert isinstance(flight, Landing)
         now = time.perf_counter()
-        flight.done.synchronize()
+        self.player.ranks.comm.wait(flight.done)
         self.player.ranks.judge(flight.faults)
         if flight in self.under_way:
             del self.under_way[: self.under_way.index(flight) + 1]

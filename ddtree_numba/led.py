@@ -153,7 +153,8 @@ def load_rank(
 
         (ops,) = loaded.backends
         bind(ops.bus_id)
-        loaded.comm = connected(group, ops, loaded.config.hidden_size, fast_allreduce)
+        width = loaded.config.hidden_size
+        loaded.comm = connected(group, ops, width, fast_allreduce, note or silent)
     return loaded
 
 

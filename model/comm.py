@@ -50,12 +50,17 @@ class Comm(Protocol):
     def judge(self, faults: np.ndarray | None) -> None:
         """Raise an error if these words, once on the device, tell of one."""
 
+    def wait(self, done: Any) -> None:
+        """Until a point of the device's work is reached."""
+        done.synchronize()
+
 
 class Sound:
     """No call of a rank ends without its result. `link`: what calls go over."""
 
     faults: Any = None
     link = "host"
+    wait = Comm.wait
 
     def judge(self, faults: np.ndarray | None) -> None:
         pass

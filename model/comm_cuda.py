@@ -6,10 +6,10 @@ where NCCL's own sum is asked for, NCCL carries what ranks give. Both can be cap
 
 import ctypes
 import os
-import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,42 +26,42 @@ from ddtree_numba.model.cuda_arrays import Array
 from ddtree_numba.model.cuda_heads import gather_over
 from ddtree_numba.model.peer_memory import PeerMemory, connect
 from ddtree_numba.model.peer_regions import REGIONS, HostRegion
-from ddtree_numba.model.place import meeting_way
+from ddtree_numba.model.place import MEETING, machine, meeting_way
 from ddtree_numba.model.watch import ProcessGroup
 
 LINE_ROWS, PULL_ROWS = 65, 256  # rows of the model's width that a call moves at once by either way
-BOOT = "/proc/sys/kernel/random/boot_id"  # of the machine, whatever its containers are called
+POLL = 50e-6  # seconds between looks at a round that NCCL carries
 # Event nodes beside every collective would cost the host a millisecond a graph (NCCL 2.28).
 NCCL_ENVIRONMENT = dict(NCCL_GRAPH_MIXING_SUPPORT="0")
 
 
-def connected(group: ProcessGroup, ops: Any, width: int, fast: bool = False) -> "CudaComm":
+def connected(
+    group: ProcessGroup, ops: Any, width: int, fast: bool, note: Callable[[str], None]
+) -> "CudaComm":
     """This rank's connection, after a self-test; rows are of `width` bfloat16.
 
-    Rank 0's environment may name the way, else the first that works is taken; rank 0 says why the
-    ones before do not. fast: by NCCL's own all-reduce, whose sums for more than two ranks depend on
-    their number of rows. DeviceError or ImportError, in one line, if ranks cannot reach each other.
+    Rank 0's environment may name the way, else the first that works is taken; note(line) says why
+    one before does not. fast: by NCCL's own all-reduce, whose sums for more than two ranks depend
+    on their number of rows. DeviceError, ImportError or ValueError, in one line, if ranks cannot
+    reach each other in the way that is named, or in any.
     """
     wanted = group.comm.broadcast(meeting_way().encode()).decode()
-    machines = group.comm.gather(Path(BOOT).read_bytes())
+    machines = len(set(group.comm.gather(machine().encode())))
+    beyond = "--fast-allreduce" if fast else f"{machines} machines" if machines > 1 else ""
+    if beyond and wanted not in ("", "nccl"):
+        raise ValueError(f"{MEETING} {wanted}: with {beyond} ranks meet through NCCL")
     comm: CudaComm | None = None
-    if not fast and wanted != "nccl" and len(set(machines)) == 1:
+    if not beyond and wanted != "nccl":
         try:
-            comm = PeerComm(peer_memory(group, ops, width, wanted), ops, group)
+            comm = PeerComm(peer_memory(group, ops, width, wanted, note), ops, group)
         except DeviceError as error:  # of all ranks
             if wanted:
                 raise
-            tell(group, str(error))
+            note(f"ranks: {error}")
     comm = comm or NcclComm(group, ops, fast)
     group.stops.append(comm.abort)
     group.farewells.append(comm.leave)
     return comm
-
-
-def tell(group: ProcessGroup, line: str) -> None:
-    """Why ranks do not meet in the fastest way."""
-    if group.rank == 0:
-        print(f"ranks: {line}", file=sys.stderr)
 
 
 def room_of(world: int, width: int) -> Room:
@@ -70,14 +70,16 @@ def room_of(world: int, width: int) -> Room:
     return Room.of(world, LINE_ROWS * row, LINE_ROWS * row, PULL_ROWS * row)
 
 
-def peer_memory(group: ProcessGroup, ops: Any, width: int, where: str) -> PeerMemory:
+def peer_memory(
+    group: ProcessGroup, ops: Any, width: int, where: str, note: Callable[[str], None]
+) -> PeerMemory:
     """Memory that all ranks reach: of the GPUs, or else of the host."""
     room = room_of(group.world, width)
     gather, limit = group.comm.gather, int(group.place.seconds * 1e9)
     kinds = [where] if where else list(REGIONS)
     memory, wrong = connect(group.rank, group.world, room, gather, kinds, limit=limit)
     for line in wrong:
-        tell(group, line)
+        note(f"ranks: {line}")
     near = all(
         driver.over_nvlink(ops.index, other.decode()) for other in gather(ops.bus_id.encode())
     )
@@ -148,8 +150,6 @@ class PeerComm(CudaComm):
 class NcclComm(CudaComm):
     """Ranks of any machines."""
 
-    link = "nccl"
-
     def __init__(self, group: ProcessGroup, ops: Any, fast: bool) -> None:
         super().__init__(group, ops)
         os.environ.update(NCCL_ENVIRONMENT)
@@ -158,6 +158,7 @@ class NcclComm(CudaComm):
         if not nccl.available:
             raise ImportError("NCCL is not installed: pip install nvidia-nccl-cu13")
         self.nccl, self.fast = nccl, fast
+        self.link = "nccl's own sum" if fast else "nccl"
         name = group.comm.broadcast(nccl.get_unique_id() if group.rank == 0 else b"")
         self.ranks = nccl.NcclCommunicator(self.world, name, self.rank)
         # Its end would wait for graphs that hold it: it ends with the process.
@@ -179,6 +180,15 @@ class NcclComm(CudaComm):
         kind, stream = self.nccl.NCCL_INT8, self.ops.stream.ptr
         self.ranks.allGather(x.data.ptr, out.data.ptr, x.nbytes, kind, stream)
         return along_rows(out) if joined else out
+
+    def wait(self, done: Any) -> None:
+        """As long as ranks wait for each other: NCCL itself knows no end."""
+        seconds = self.group.place.seconds
+        end = time.monotonic() + seconds
+        while not done.done:
+            if time.monotonic() > end:
+                raise RankError(f"a round has not ended within {seconds:g} s: a rank has stopped")
+            time.sleep(POLL)
 
     def judge(self, faults: np.ndarray | None) -> None:
         """What calls have left that `abort` ended is no result."""
