@@ -72,11 +72,11 @@ class Engine:
 
         `folder` None: the embedded model. `drafter` None: the folder's subfolder `drafter`, if any.
         `backend` is "auto", "numpy" or "cuda"; `tp` ranks share the work, threads of this process,
-        with cuda on one GPU; `dtype` is that of activations and cache; `max_batch` prompts are answered at a time, each
-        within `max_context` tokens, prompt included (None: the model's limit). `cache`: a folder in
-        which packed weights are kept. `shard_latents`: see `ModelConfig`. While weights are read,
-        `progress(bytes_done, bytes_total)` is called. Raises CheckpointError or ValueError, in one
-        line, before anything is generated.
+        with cuda on one GPU; `dtype` is that of activations and cache; `max_batch` prompts are
+        answered at a time, each within `max_context` tokens, prompt included (None: the model's
+        limit). `cache`: a folder in which packed weights are kept. `shard_latents`: see
+        `ModelConfig`. While weights are read, `progress(bytes_done, bytes_total)` is called. Raises
+        CheckpointError or ValueError, in one line, before anything is generated.
         """
         named = folder or EMBEDDED, drafter, backend, tp, dtype
         loaded = load_checkpoint(*named, progress, cache=cache, shard_latents=shard_latents)

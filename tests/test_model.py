@@ -30,6 +30,16 @@ def ranks32(embedded):
     return build(embedded, "float32")
 
 
+def drafted(ranks, *given) -> np.ndarray:
+    """Draft logits [R,L,V]: what all ranks have, side by side."""
+
+    def part(rank: int) -> np.ndarray:
+        return ranks.ranks[rank].draft(*given)
+
+    parts = ranks.group.run(part) if ranks.group else [part(0)]
+    return np.concatenate(parts, axis=-1)
+
+
 def tables(*lengths: int) -> np.ndarray:
     pages = PageTable(len(lengths), PAGES, 64 * PAGES)
     for slot, length in enumerate(lengths):
@@ -167,15 +177,15 @@ def test_drafts_do_not_depend_on_company_or_pages(ranks, rng):
         ranks.forward(batch, True)
         commit_all(ranks, batch)
     starts = np.array(lengths, np.int32)
-    together = ranks.draft(roots, starts, rows)
+    together = drafted(ranks, roots, starts, rows)
     assert together.shape == (3, 7, 2048)
     for r in range(3):
-        alone = ranks.draft(roots[r : r + 1], starts[r : r + 1], rows[r : r + 1])
+        alone = drafted(ranks, roots[r : r + 1], starts[r : r + 1], rows[r : r + 1])
         assert np.array_equal(alone[0], together[r])
 
 
 def test_draft_from_an_empty_context(ranks):
-    logits = ranks.draft(np.array([5], np.int32), np.zeros(1, np.int32), tables(64))
+    logits = drafted(ranks, np.array([5], np.int32), np.zeros(1, np.int32), tables(64))
     assert np.isfinite(logits).all()
 
 
@@ -189,7 +199,7 @@ def test_e06_ranks_as_threads_agree_with_one_rank(ranks32, embedded, rng, tp: in
     for ranks in (ranks32, split):
         logits = ranks.verify(batch, True)[0]
         commit_all(ranks, batch)
-        drafts = ranks.draft(prompt[:1], batch.sizes, batch.page_table)[0]
+        drafts = drafted(ranks, prompt[:1], batch.sizes, batch.page_table)[0]
         outputs.append((logits, drafts))
     for one, many in zip(*outputs, strict=True):
         assert np.abs(one - many).max() < 2e-4 * np.abs(one).max()
