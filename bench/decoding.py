@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "golden" / "golden_tokens.jsonl"
 SURE = 0.5  # a lead, in logits, that rounding to bfloat16 cannot overturn
+LONGEST = 120.0  # seconds of a run
 TOKENS, LONG, DOOMED = 64, 400, 500  # of an answer
 FIRST = "ar, batch 1"
 TREE = ("--mode", "ddtree", "--budget", "16")
@@ -60,7 +61,7 @@ def decode(
             env=os.environ | env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONGEST,
         )
         if ran.returncode:
             raise RuntimeError(f"{' '.join(options)}: {ran.stderr.strip()[-400:]}")
@@ -99,9 +100,14 @@ def killed(world: int) -> dict[str, Any]:
             stderr=subprocess.PIPE,
             text=True,
         )
+        deadline = time.monotonic() + LONGEST
         while process.poll() is None and not (got.exists() and got.stat().st_size):
+            if time.monotonic() > deadline:
+                process.kill()
             time.sleep(0.05)
         ranks = ranks_of(mark)
+        if world - 1 not in ranks:
+            raise RuntimeError(f"nothing was decoded: {process.communicate()[1].strip()[-400:]}")
         begin = time.perf_counter()
         os.kill(ranks[world - 1], signal.SIGKILL)
         _, err = process.communicate(timeout=60)

@@ -106,7 +106,10 @@ def main(arguments: list[str] | None = None) -> int:
         step=lambda: dict(step=step_ranks.measure(world, options.step)),
     )
     for name in [options.part] if options.part else PARTS:
-        result |= parts[name]()
+        try:
+            result |= parts[name]()
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # the others go on
+            result.setdefault("failed", {})[name] = str(error)
     print(report(result))
     print(f"\nkept in {keep(result, options.results, f'gpus-{world}x')}")
     return int(bool(faults(result)))
@@ -122,6 +125,7 @@ def faults(result: dict) -> list[str]:
         wrong.append("a rank that stopped was not noticed")
     if "step" in result:
         wrong += step_ranks.failures(result["step"])
+    wrong += [f"{name}: {error}" for name, error in result.get("failed", {}).items()]
     return wrong + result.get("decoding", {}).get("wrong", [])
 
 

@@ -39,6 +39,13 @@ def test_a_killed_rank_ends_all(on_numpy, monkeypatch):
     assert end["seconds"] < 10
 
 
+def test_a_run_that_ends_before_a_rank_is_killed_is_named(on_numpy, monkeypatch):
+    broken = decoding.command
+    monkeypatch.setattr(decoding, "command", lambda world, *more: broken(3, *more))
+    with pytest.raises(RuntimeError, match="nothing was decoded: error: --tp 3"):
+        decoding.killed(2)
+
+
 def test_answers_may_leave_the_golden_ones_where_the_lead_is_small():
     lines = [dict(tokens=[1, 2, 3], gaps=[9.0, 0.2, 9.0])]
     assert decoding.against_golden([[1, 2, 3]], lines) == dict(
@@ -57,5 +64,6 @@ def test_what_went_wrong_is_named():
         "rank 1: soak",
         "soak",
     ]
+    assert multi_gpu.faults(dict(failed=dict(step="no memory"))) == ["step: no memory"]
     deaf = fine | dict(stopped=dict(failure=None))
     assert multi_gpu.faults(dict(ranks=[deaf])) == ["a rank that stopped was not noticed"]
