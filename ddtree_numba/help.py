@@ -40,11 +40,17 @@ output
   too: delete their lines to try them again.
 
 ranks
-  --tp N cuts the model into N ranks: threads, or with --ranks processes a process each. Processes
-  that a launcher started on one host or several, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-  MASTER_PORT set, are ranks without further options. Rank 0 reads and prints; the first failure of
-  any rank is shown and ends all. DDTREE_NUMBA_RANK_SECONDS: how long a rank may be silent (60);
-  DDTREE_NUMBA_CHECK_RANKS=N: compare what ranks hold every N rounds.
+  --tp N cuts the model into N ranks: a process each where each can have a GPU, else threads on
+  numpy. --backend cuda --ranks threads runs all of them on one GPU. Processes that a launcher
+  started on one host or several, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+  set, are ranks without further options. Rank 0 reads and prints; the first failure of any rank is
+  shown and ends all. NCCL, for several hosts and --fast-allreduce: pip install nvidia-nccl-cu13.
+
+environment
+  DDTREE_NUMBA_CACHE_DIR     compiled kernels and step times (~/.cache/ddtree_numba)
+  DDTREE_NUMBA_MEETING       where ranks with GPUs meet: device, host or nccl (the first that works)
+  DDTREE_NUMBA_RANK_SECONDS  how long a rank may be silent (60)
+  DDTREE_NUMBA_CHECK_RANKS   compare what ranks hold every so many rounds (0: never)
 
 An option that would have no effect with the others is refused.
 

@@ -44,8 +44,8 @@ BUDGET_HELP = (
 )
 CACHE_HELP = "keep packed weights there, which load faster; written by the first run"
 RANKS_HELP = (
-    "what ranks are, with --tp; threads share a GPU (default: processes where each has a GPU, or"
-    " under a launcher, else threads)"
+    "what ranks are, with --tp (default: processes where each has a GPU, or under a launcher, else"
+    " threads)"
 )
 FAST_HELP = (
     "sum over ranks by NCCL's own all-reduce: the promise that speculation changes no token is"
