@@ -99,7 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the JSON file")
     options = parser.parse_args(arguments)
 
-    world, result = describe(parser, options.ranks)
+    try:
+        world, result = describe(parser, options.ranks)
+    except (ImportError, RuntimeError) as error:
+        print(f"bench.multi_gpu: {error}", file=sys.stderr)
+        return 1
     parts: dict[str, Callable[[], dict]] = dict(
         collectives=lambda: dict(ranks=gpu_processes.run(world, options, "bench.collectives")),
         decoding=lambda: dict(decoding=decoding.measure(world)),

@@ -35,6 +35,8 @@ KERNELS = (
     ("moe_int4", "k26-T1"),
     ("moe_int4", "k26-T9"),
     ("moe_int4", "k26-T65"),
+    ("moe_int4", "k26-T1024"),
+    ("draft_attention", "k26-R1-8192"),
     ("embed", "k26-T4096"),
     ("rms_norm", "k26-T1"),
     ("rms_norm", "k26-T4096"),
@@ -102,9 +104,10 @@ def rounds() -> str:
     for row in result["rows"]:
         budget = row["budget"] if row["mode"] == "ddtree" else ""
         rate, each = row["tokens_per_second"], row["tokens_per_round"]
+        idle = row["trace"]["idle"]  # None without PyTorch
         lines.append(
             f"| {row['mode']} | {budget} | {rate:,.0f} | {rate / plain:.2f} x | {each:.2f} |"
-            f" {row['trace']['idle']:.0f} us |"
+            f" {'' if idle is None else f'{idle:.0f} us'} |"
         )
     return "\n".join([*lines, "", f"{report.provenance(result)}."])
 

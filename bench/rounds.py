@@ -83,12 +83,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, help="so many of the held-out ones, by default all")
     parser.add_argument("--results", type=Path, default=report.FOLDER, help="folder of the figures")
     options = parser.parse_args(arguments)
-    from bench import machine
-    from bench.device import Gpu
-
-    about = dict(machine=machine.describe(Gpu()), commit=machine.commit(), date=machine.now())
     prompts = acceptance.held_out_code()[: options.prompts]
-    rows = measure(Engine.load(backend="cuda", max_batch=1), prompts)
+    try:
+        from bench import machine
+        from bench.device import Gpu
+
+        engine = Engine.load(backend="cuda", max_batch=1)
+        about = dict(machine=machine.describe(Gpu()), commit=machine.commit(), date=machine.now())
+    except (ValueError, ImportError, RuntimeError) as error:
+        print(f"bench.rounds: {error}", file=sys.stderr)
+        return 1
+    rows = measure(engine, prompts)
     print(report.provenance(about), "", *table(rows), sep="\n")
     result = about | dict(prompts=len(prompts), rows=rows)
     print(f"\nkept in {report.keep(result, options.results, 'rounds')}")

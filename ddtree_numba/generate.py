@@ -57,12 +57,12 @@ def run(
     from ddtree_numba import processes
 
     place = processes.place_of(options)
-    apart = place is not None or processes.wanted(options)
-    if options.fast_allreduce and not apart:
-        raise UsageError("--fast-allreduce has no effect without ranks that are processes")
+    on_gpus = place is not None or processes.on_gpus(options)
+    if options.fast_allreduce and not on_gpus:
+        raise UsageError("--fast-allreduce has no effect without a GPU for each rank")
     if options.shard_latents and options.tp == 1:
         raise UsageError("--shard-latents has no effect on one rank")
-    if apart and place is None:
+    if place is None and (on_gpus or options.ranks == "processes"):
         processes.check(options, interrupts)
         return processes.launch(argv, options.tp)
     if place is not None and place.rank:

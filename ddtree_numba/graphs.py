@@ -89,11 +89,15 @@ class GraphRounds(Rounds):
             self.largest = int(tree.sizes[free].max()) - 1
 
     def fitted(self, plan: verbs.Plan) -> verbs.Plan:
-        """The plan with the smallest budget of a graph that leaves the last tree room to grow."""
+        """The plan with the smallest budget of a graph that leaves the last tree room to grow.
+
+        A tree of so many nodes has no candidate of a lower rank than that.
+        """
         if plan.times is None:
             return plan
-        wanted = min(self.largest + self.largest // 4 + 1, BUDGETS[-1])
-        return replace(plan, budget=next(budget for budget in BUDGETS if budget >= wanted))
+        wanted = min(self.largest + 1, BUDGETS[-1])
+        budget = next(budget for budget in BUDGETS if budget >= wanted)
+        return replace(plan, budget=budget, candidates=min(budget, plan.candidates))
 
     def landing(
         self,

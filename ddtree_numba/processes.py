@@ -222,8 +222,8 @@ def start_numpy() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def wanted(options: argparse.Namespace) -> bool:
-    """Are ranks to be processes? By default they are where each can have a GPU.
+def on_gpus(options: argparse.Namespace) -> bool:
+    """Are ranks to be processes with a GPU each? By default they are, where there are enough.
 
     UsageError if cuda was asked for, and there are fewer GPUs than ranks.
     """
@@ -242,7 +242,7 @@ def wanted(options: argparse.Namespace) -> bool:
         raise UsageError(
             f"--tp {options.tp}: {gpus} GPUs are visible; --ranks threads runs all ranks on one"
         )
-    return cuda and enough or options.ranks == "processes"
+    return cuda and enough
 
 
 def check(options: argparse.Namespace, interrupts: Interrupts) -> None:

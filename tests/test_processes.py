@@ -194,11 +194,11 @@ def test_ranks_on_two_hosts():
     [
         ({}, "--ranks processes", "--ranks has no effect without --tp"),
         ({}, "--ranks streams --tp 2", "invalid choice: 'streams'"),
-        ({}, "--fast-allreduce", "--fast-allreduce has no effect without ranks that are proc"),
+        ({}, "--fast-allreduce", "--fast-allreduce has no effect without a GPU for each"),
         ({}, "--fast-allreduce --backend numpy", "effect with --backend numpy"),
         ({}, "--shard-latents", "--shard-latents has no effect on one rank"),
         ({}, "--shard-latents --tp 8", "--tp 8: q_lora_rank 96 / tp 8 = 12 is not a multiple of 8"),
-        ({}, "--fast-allreduce --tp 2", "--fast-allreduce has no effect without ranks"),
+        ({}, "--fast-allreduce --tp 2", "--fast-allreduce has no effect without a GPU"),
         ({"RANK": "0"}, "", "RANK is set, so WORLD_SIZE must be too"),
         ({"RANK": "0", "WORLD_SIZE": "3"}, "--tp 2", "--tp 2, but WORLD_SIZE 3"),
         ({"RANK": "0"}, "--tp 2 --ranks threads", "--ranks has no effect where RANK is set"),
