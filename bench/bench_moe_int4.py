@@ -66,7 +66,7 @@ def block():
             if not isinstance(x, np.ndarray):
                 from cupy import zeros
             first, second = packed(gate_up, True, zeros), packed(down, False, zeros)
-            space = kernels.workspace(*experts.shape, first, second, zeros)
+            space = kernels.workspace(*experts.shape, second, zeros)
             made.update(gate_up=first, down=second, workspace=space)
         kernels.moe_int4(x, experts, weights, base=base, **made, out=out, stream=stream)
 

@@ -124,7 +124,8 @@ class Rounds:
 
 def rounds_of(player: Player, *args: Any) -> Rounds:
     """As the player's backend asks for."""
-    from ddtree_numba.graphs import GraphPlayer, GraphRounds
+    from ddtree_numba.graph_player import GraphPlayer
+    from ddtree_numba.graphs import GraphRounds
 
     if isinstance(player, GraphPlayer):
         return GraphRounds(player, *args)

@@ -46,7 +46,7 @@ class Owner(NamedTuple):
 
 class Span(NamedTuple):
     chunks: int
-    last: int  # position that the piece sees
+    last: int  # the last position that the piece sees
     split: int
     start: int  # committed positions of the request
 
@@ -66,7 +66,7 @@ class Layout:
         self.deep = ring > SHALLOW
         self.row = -(-2 * width // 128) * 128
         self.tile = CHUNK * self.row
-        self.last = (ring - 1) * self.tile
+        self.last = (ring - 1) * self.tile  # where the last tile begins
         self.scores = ring * self.tile
         self.quarter = 8 * units * SCORE_ROW
         self.set = QUARTERS * self.quarter

@@ -49,14 +49,14 @@ class Workspace:
     products: Any  # float32
 
 
-def workspace(rows: int, picks: int, gate_up: Records, down: Records, allocate: Callable):
-    """A Workspace, each array from allocate(elements, dtype): numpy.empty, cupy.empty."""
-    sizes = _sizes(rows * picks, gate_up, down)
+def workspace(rows: int, picks: int, down: Records, allocate: Callable) -> Workspace:
+    """Each array from allocate(elements, dtype): numpy.empty, cupy.empty."""
+    sizes = _sizes(rows * picks, down)
     kinds = "int32", "int32", BF16, "float32"
     return Workspace(*(allocate(n, kind) for n, kind in zip(sizes, kinds, strict=True)))
 
 
-def _sizes(count: int, gate_up: Records, down: Records) -> tuple[int, int, int, int]:
+def _sizes(count: int, down: Records) -> tuple[int, int, int, int]:
     experts, tiles, depth, _ = down.words.shape
     narrow, wide = (most_tiles(count, experts, width) for width in (NARROW, WIDE))
     most_pairs = max(narrow * NARROW, wide * WIDE)
@@ -165,7 +165,7 @@ def _check(x, experts, weights, gate_up, down, base, workspace, out) -> None:
         require("base", base, x.shape, BF16)
     require("out", out, x.shape, BF16)
     given = workspace.plan, workspace.pairs, workspace.hidden, workspace.products
-    if any(len(a) < n for a, n in zip(given, _sizes(rows * picks, gate_up, down), strict=True)):
+    if any(len(a) < n for a, n in zip(given, _sizes(rows * picks, down), strict=True)):
         raise ValueError(f"workspace: too small for {rows} rows of {picks} picks")
 
 

@@ -117,7 +117,7 @@ class CudaBackend(CudaRounds):
 
     def moe_int4(self, x, experts, weights, gate_up, down, base=None):
         rows, picks = experts.shape
-        space = moe_int4.workspace(rows, picks, gate_up, down, self._flat)
+        space = moe_int4.workspace(rows, picks, down, self._flat)
         given = (x, experts, weights, gate_up, down, base)
         out = self.empty(x.shape)
         moe_int4.moe_int4(*given, before_base=self.rejoin, workspace=space, out=out)

@@ -91,11 +91,10 @@ class CudaRounds(CudaArrays):
         """The token after every node, int32 [R,N], of logits that are cut over ranks."""
         rows = batch.tokens.size
         positions = batch.positions.reshape(-1).astype(np.int64) + 1  # of the drawn token
-        filters = draws.settings.ranked or draws.settings.massed or draws.settings.cut
-        if comm.world > 1 and not filters:
+        filters = draws.settings.ranked or draws.settings.massed
+        if comm.world > 1 and not (filters or draws.settings.cut):
             given = part.reshape(rows, -1), positions, draws, comm.rank * part.shape[-1]
             return sharded_next_token(*given, comm.gather, self).reshape(batch.tokens.shape)
-        filters = draws.settings.ranked or draws.settings.massed
         space = self.workspace("next_token", next_token.workspace_words(rows, filters))
         out = self.empty((rows,), np.int32)
         tokens = next_token.next_token(

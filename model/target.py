@@ -53,7 +53,7 @@ class Target:
         layers = self.weights.layers
         next_norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
         width = self.config.hidden_size
-        joined = self.ops.empty((batch.tokens.size, len(tap_layers) * width))
+        taps = self.ops.empty((batch.tokens.size, len(tap_layers) * width))
         x = self.embed(batch.tokens.reshape(-1))  # [T,H]
         h = norm(x, layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
@@ -63,8 +63,8 @@ class Target:
             h, x = norm(x, next_norm, eps, residual=self.mlp(layer.mlp, h, batch.sizes, count))
             if index in tap_layers:
                 first = tap_layers.index(index) * width
-                self.ops.copy(x, joined[:, first : first + width])
-        return h, joined
+                self.ops.copy(x, taps[:, first : first + width])
+        return h, taps
 
     def attention(
         self, layer: LayerWeights, h: np.ndarray, batch: VerifyInput, cache: Cache, index: int

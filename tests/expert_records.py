@@ -27,7 +27,7 @@ def on_device(given, zeros=np.zeros):
 
 
 def run(x, experts, weights, gate_up, down, base=None, allocate=np.empty):
-    space = workspace(*experts.shape, gate_up, down, allocate)
+    space = workspace(*experts.shape, down, allocate)
     out = allocate(x.shape, x.dtype)
     assert moe_int4(x, experts, weights, gate_up, down, base, workspace=space, out=out) is out
     return out
