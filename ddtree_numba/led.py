@@ -29,7 +29,7 @@ from ddtree_numba.model.watch import ProcessGroup
 from ddtree_numba.players import Player, player_of
 from ddtree_numba.rounds import Rounds, rounds_of
 
-VERBS = ("draft", "forward", "verify", "commit")  # of `Ranks`, called outside of rounds
+VERBS = ("forward", "verify", "commit")  # of `Ranks`, called outside of rounds
 ORDERS = ("play", "step_times")  # of a `Player`
 SHARED = ("config.json", INDEX, "tiktoken.model")  # files that are compared as a whole
 BLOCK, BLOCKS = 1 << 16, 16  # bytes; of a shard's tensors, spread evenly from first to last

@@ -87,10 +87,10 @@ class Command:
 
     def note_rounds(self, engine: "Engine") -> None:
         """With --verbose: what a round asked of the experts, and of other ranks."""
-        rounds = engine.rounds.player.played
+        rank, player = engine.ranks.ranks[0], engine.rounds.player
+        rounds = player.played
         if not self.options.verbose or not rounds:
             return
-        rank, player = engine.ranks.ranks[0], engine.rounds.player
         used = rank.ops.host(rank.used)
         if used.any():
             each, config = used[used > 0].mean() / rounds, self.config
