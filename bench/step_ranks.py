@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import gpu_processes, step_routing
+from bench.bench_step import Step, numbers
 from bench.step_rank import OneOf, build, read_configs, repeated
 from bench.step_time import Clock
 
@@ -79,8 +80,6 @@ class Rank:
             rank.drafter.comm = comm
 
     def all(self) -> dict:
-        from bench.bench_step import Step
-
         rows = []
         for name, comm in (("with", self.comm), ("without", OneOf(self.options.tp))):
             self.use(comm)
@@ -98,25 +97,24 @@ def table(result: dict) -> list[str]:
     """Milliseconds, a line for each number of nodes and context."""
     rows = result["ranks"][0]["rows"]
     found = {(row["sums"], row["tokens"], row["context"]): row["seconds"] for row in rows}
+    lengths = " to ".join(f"{length:.2f}" for length in LENGTHS)
     lines = [
-        "| T | context | verify, ms | without sums | round, ms | without sums | tokens/s at 3.10"
-        " to 4.86 a round |",
+        "| T | context | verify, ms | without sums | round, ms | without sums |"
+        f" tokens/s at {lengths} a round |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for (sums, tokens, context), own in found.items():
         if sums == "with":
             bare = found["without", tokens, context]
             cells = [1e3 * s[part] for part in ("verify", "round") for s in (own, bare)]
-            lengths = LENGTHS if tokens > 1 else (1.0,)
-            rates = " to ".join(f"{length / own['round']:,.0f}" for length in lengths)
+            each = LENGTHS if tokens > 1 else (1.0,)
+            rates = " to ".join(f"{length / own['round']:,.0f}" for length in each)
             middle = " | ".join(f"{cell:.3f}" for cell in cells)
             lines.append(f"| {tokens} | {context:,} | {middle} | {rates} |")
     return lines
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
-    from bench.bench_step import numbers
-
     parser = argparse.ArgumentParser(prog="bench.step_ranks", description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, help="folder of config.json and drafter/ (K2.6)")
     parser.add_argument("--tp", type=int, default=8, help="ranks that the model is cut into (8)")
