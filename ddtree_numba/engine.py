@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +16,13 @@ from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
 from ddtree_numba.model.cache import PAGE, PageTable, pages_for
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.players import player_of
+from ddtree_numba.prefill import CHUNK, prefill
 from ddtree_numba.request import Increment, Request, RoundTrace, refusal
 from ddtree_numba.rounds import Flight, Rounds, rounds_of
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.tree_build import Tree
 
 MODES = ("ddtree", "chain", "ar")
-PREFILL_CHUNK = 256  # prompt tokens a forward
 MOST_BATCH = 255  # trees of 257 nodes: the rows of a launch are numbered with 16 bits
 
 
@@ -44,7 +45,7 @@ class Engine:
         pages = max_batch * pages_for(self.context)
         block = self.drafter_config.block_size if self.drafter_config else 1
         self._can_draft = block > 1
-        nodes = max(MAX_BUDGET + 1, PREFILL_CHUNK, block)
+        nodes = max(MAX_BUDGET + 1, CHUNK, block)
         self.ranks = loaded.build(pages + 1, max_batch, nodes, self.context + nodes)
         self.pages = PageTable(max_batch + 1, pages + 1, self.context)
         self._spare = max_batch  # a slot that no request gets: step times are measured on it
@@ -89,13 +90,15 @@ class Engine:
         mode: str = "ddtree",
         budget: str | int = "auto",
         cancel: threading.Event | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[Increment]:
         """Answer prompts (text or token ids), `max_batch` at a time.
 
         Yields one `Increment` a round and prompt. Modes: "ddtree" verifies trees of `budget` nodes
         beside the root ("auto": as many as pay, up to 64), "chain" the greedy DFlash chain, "ar"
         decodes one token a step; all three emit the same tokens. Setting `cancel` ends every answer
-        after the current round. A prompt that cannot be answered yields an error increment.
+        after the current round; `progress(done, total)` tells how many tokens of a long prompt have
+        been read. A prompt that cannot be answered yields an error increment.
         """
         self._check(mode, budget)
         if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
@@ -105,7 +108,7 @@ class Engine:
         if len(params) != len(prompts):
             raise ValueError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
         waiting = deque(enumerate(zip(prompts, params, strict=True)))
-        return self._generate(waiting, mode, budget, cancel)
+        return self._generate(waiting, mode, budget, cancel, progress)
 
     def logits(
         self, prompt: list[int], tokens: list[int] | None = None, parents: list[int] | None = None
@@ -153,7 +156,12 @@ class Engine:
             raise ValueError(f"budget must be 'auto' or 0 .. {MAX_BUDGET}, not {budget!r}")
 
     def _generate(
-        self, waiting: deque, mode: str, budget: str | int, cancel: threading.Event | None
+        self,
+        waiting: deque,
+        mode: str,
+        budget: str | int,
+        cancel: threading.Event | None,
+        progress: Callable[[int, int], None] | None,
     ) -> Iterator[Increment]:
         active: list[Request] = []
         flights: deque[Flight] = deque()
@@ -165,7 +173,7 @@ class Engine:
                     if active and not len(self.pages.free_slots):
                         break  # others have them: wait until a request ends
                     index, (prompt, params) = waiting[0]
-                    admitted = self._admit(index, prompt, params, mode, budget, cancel)
+                    admitted = self._admit(index, prompt, params, mode, budget, cancel, progress)
                     if admitted is None:
                         break  # too few free pages: wait until a request ends
                     waiting.popleft()
@@ -201,7 +209,7 @@ class Engine:
         params: SamplingParams,
         mode: str,
         budget: str | int,
-        cancel: threading.Event | None,
+        *watched: Any,
     ) -> Request | Increment | None:
         """Give a prompt pages and prefill it; an Increment if it ends at once, None if it waits."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -221,7 +229,7 @@ class Engine:
         begin = time.perf_counter()
         done = False
         try:
-            done = self._prefill(ids, slot, self._drafts(mode), cancel)
+            done = self._prefill(ids, slot, self._drafts(mode), *watched)
             self.ranks.finish()
         finally:
             if not done:
@@ -233,20 +241,8 @@ class Engine:
         request.prefill_seconds = time.perf_counter() - begin
         return request
 
-    def _prefill(
-        self, ids: list[int], slot: int, with_taps: bool, cancel: threading.Event | None = None
-    ) -> bool:
-        """Commit all but the last prompt token, the first root; False if cancelled on the way."""
-        table = self.pages.rows[slot : slot + 1]
-        for start in range(0, len(ids) - 1, PREFILL_CHUNK):
-            if cancel is not None and cancel.is_set():
-                return False
-            chunk = np.array(ids[start : min(start + PREFILL_CHUNK, len(ids) - 1)], np.int32)
-            batch = VerifyInput.of_chain(chunk, start, table)
-            self.ranks.forward(batch, with_taps)
-            path = np.arange(len(chunk), dtype=np.int32)[None]
-            self.ranks.commit(batch.starts, path, batch.sizes, table)
-        return True
+    def _prefill(self, ids: list[int], slot: int, with_taps: bool, *watched: Any) -> bool:
+        return prefill(self.ranks, ids, self.pages.rows[slot : slot + 1], with_taps, *watched)
 
     def _land(self, flight: Flight) -> Iterator[Increment]:
         """Emit what a round yields; nothing for requests that had ended when it started."""

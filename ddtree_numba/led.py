@@ -8,7 +8,6 @@ equal bit for bit: with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds,
 """
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ import numpy as np
 from ddtree_numba import verbs, wire
 from ddtree_numba.backends import MOST_GPUS, Note, gpu_of, name_of, silent
 from ddtree_numba.engine import Engine
-from ddtree_numba.load import Loaded, drafter_folder, load_checkpoint
-from ddtree_numba.model.checkpoint import HEADER_LIMIT, INDEX, shard_files
+from ddtree_numba.fingerprint import fingerprint
+from ddtree_numba.load import Loaded, load_checkpoint
 from ddtree_numba.model.comm_tcp import RankError
 from ddtree_numba.model.numa import bind
 from ddtree_numba.model.place import check_every, gpus_are_shared
@@ -31,9 +30,6 @@ from ddtree_numba.rounds import Rounds, rounds_of
 
 VERBS = ("forward", "verify", "commit")  # of `Ranks`, called outside of rounds
 ORDERS = ("play", "step_times")  # of a `Player`
-SHARED = ("config.json", INDEX, "tiktoken.model")  # files that are compared as a whole
-BLOCK, BLOCKS = 1 << 16, 16  # bytes; of a shard's tensors, spread evenly from first to last
-WHOLE = 1 << 22  # bytes of a shard that is compared as a whole
 
 
 class Comparison:
@@ -168,7 +164,7 @@ def agreed_backend(group: ProcessGroup, backend: str, dtype: str, note: Note) ->
     own, most = len(set(gpus) - {b""}), 1 if gpus_are_shared() else group.world
     if all(gpus) and own >= most and group.world <= MOST_GPUS:
         return "cuda"
-    short = f"{group.world} ranks have {own} GPUs between them"
+    short = f"{group.world} ranks, {own} GPU{'s' * (own != 1)} between them"
     if group.world > MOST_GPUS:
         short = f"{group.world} ranks, {MOST_GPUS} at most"
     if backend == "cuda":
@@ -199,41 +195,3 @@ def follow(
         verb, *args = wire.decode(announced)
         assert verb in VERBS or verb in ORDERS, verb
         getattr(player if verb in ORDERS else ranks, verb)(*args)
-
-
-def fingerprint(folder: Path, drafter: str | Path | None) -> str:
-    """Of the configurations, vocabulary and weights that ranks must share.
-
-    Of each shard: name, size, header and a sample, so that it takes seconds at any size.
-    """
-    found = hashlib.blake2b(digest_size=16)
-    for one in (folder, drafter_folder(folder, drafter)):
-        if one is None:
-            continue
-        for path in (one / name for name in SHARED):
-            if path.is_file():
-                _add(found, path, path.read_bytes())
-        for path in shard_files(one):
-            _add(found, path, _sample(path))
-    return found.hexdigest()
-
-
-def _add(found: "hashlib.blake2b", path: Path, content: bytes) -> None:
-    found.update(f"{path.name} {path.stat().st_size} {len(content)}\n".encode())
-    found.update(content)
-
-
-def _sample(path: Path) -> bytes:
-    """A shard's header, and `BLOCKS` blocks of the tensors behind it; a small one as a whole."""
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= WHOLE:
-            return file.read()
-        head = file.read(8)
-        first = min(8 + int.from_bytes(head, "little"), 8 + HEADER_LIMIT, size)
-        pieces = [head, os.pread(file.fileno(), max(first - 8, 0), 8)]
-        room = max(size - first - BLOCK, 0)
-        for turn in range(BLOCKS):
-            at = first + room * turn // (BLOCKS - 1)
-            pieces.append(os.pread(file.fileno(), BLOCK, at))
-    return b"".join(pieces)

@@ -5,7 +5,7 @@ and modules that take time to import only after them.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,10 +87,11 @@ class Command:
 
     def note_rounds(self, engine: "Engine") -> None:
         """With --verbose: what a round asked of the experts, and of other ranks."""
-        rank, player = engine.ranks.ranks[0], engine.rounds.player
+        player = engine.rounds.player
         rounds = player.played
         if not self.options.verbose or not rounds:
             return
+        rank = engine.ranks.ranks[0]
         used = rank.ops.host(rank.used)
         if used.any():
             each, config = used[used > 0].mean() / rounds, self.config
@@ -105,12 +106,17 @@ class Command:
                 f" {size / rounds:,.0f} bytes of payload a rank"
             )
 
-    def decode(self, engine: "Engine", prompts: "list[Prompt]") -> "Iterator[Increment]":
+    def decode(
+        self,
+        engine: "Engine",
+        prompts: "list[Prompt]",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Iterator[Increment]":
         """The answers as they come; from here on, a first signal waits for the round's end."""
         self.interrupts.gentle = True
         ids: list[str | list[int]] = [prompt.token_ids for prompt in prompts]
         mode, budget = self.options.mode, self.options.budget
-        return engine.generate(ids, self.params, mode, budget, self.interrupts.cancel)
+        return engine.generate(ids, self.params, mode, budget, self.interrupts.cancel, progress)
 
 
 def prepare(

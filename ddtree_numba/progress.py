@@ -7,7 +7,7 @@ LINE_SECONDS = 5.0
 
 
 class Progress:
-    """Call it with (done, total). Quick steps print no line; a bar disappears when closed."""
+    """Call it with (done, total). Quick steps print no line; a bar disappears with the end."""
 
     def __init__(self, label: str, unit: str, stream: TextIO, quiet: bool = False) -> None:
         self.label, self.unit, self.stream, self.quiet = label, unit, stream, quiet
@@ -50,6 +50,8 @@ class Progress:
             )
         self._bar.total = total
         self._bar.update(done - self._bar.n)
+        if done >= total:
+            self.close()
 
     def _amount(self, done: int, total: int) -> str:
         percent = 100 * done // total if total else 100

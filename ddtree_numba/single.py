@@ -5,6 +5,7 @@ from ddtree_numba.check import check
 from ddtree_numba.jsonl import dumps
 from ddtree_numba.options import GREEDY_BELOW
 from ddtree_numba.prepare import Command
+from ddtree_numba.progress import Progress
 from ddtree_numba.prompts import Prompt, read_prompt
 from ddtree_numba.show_tree import TreeText
 
@@ -19,7 +20,8 @@ def run_one(command: Command) -> int:
     answer = Answer(encoder.parser(prompt.token_ids))
     trees = TreeText(encoder.tokenizer, screen.err) if options.show_tree else None
     rounds = 0
-    for increment in command.decode(engine, [prompt]):
+    reading = Progress("reading", "tokens", screen.err, options.quiet)
+    for increment in command.decode(engine, [prompt], reading):
         reasoning, text = answer.add(increment)
         screen.reasoning(reasoning)
         if not options.json:

@@ -29,7 +29,7 @@ def test_every_rank_has_a_gpu_of_its_own(agreed):
 
 
 def test_ranks_share_a_gpu_only_where_they_may(agreed, monkeypatch):
-    note = "2 ranks have 1 GPUs between them"
+    note = "2 ranks, 1 GPU between them"
     assert agreed(["m 0", "m 0"]) == ("numpy", [f"{note}; numpy is used instead"])
     with pytest.raises(ValueError, match=f"backend 'cuda': {note}"):
         agreed(["m 0", "m 0"], "cuda")
@@ -43,6 +43,7 @@ def test_one_rank_without_a_gpu_brings_all_to_numpy(agreed):
 
 
 def test_more_ranks_than_the_sums_take(agreed):
+    pytest.importorskip("numba.cuda")
     from ddtree_numba.kernels.all_reduce_call import MOST_RANKS
 
     assert backends.MOST_GPUS == MOST_RANKS

@@ -115,7 +115,7 @@ def test_a_prompt_in_any_chunks_gives_the_same_bits(engine, monkeypatch):
     prompt = (PROMPTS[0] * 8)[:400]
     whole = engine.logits(prompt)
     for chunk in (1, 63, 64, 100, 256):
-        monkeypatch.setattr("ddtree_numba.engine.PREFILL_CHUNK", chunk)
+        monkeypatch.setattr("ddtree_numba.prefill.CHUNK", chunk)
         assert np.array_equal(engine.logits(prompt), whole)
 
 

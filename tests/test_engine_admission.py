@@ -141,6 +141,16 @@ def test_chain_mode_is_the_greedy_chain():
     assert one.round.parents.tolist() != [-1, *range(7)]
 
 
+def test_g08_a_long_prompt_tells_how_far_it_is():
+    engine, told = scripted_engine(count_up, right, context=2048), []
+    for length in (2, 257, 258, 700):
+        told.append([])
+        prompt = [30 + i % 100 for i in range(length)]
+        params, tell = SamplingParams(max_new_tokens=2), lambda *done: told[-1].append(done)
+        assert list(engine.generate([prompt], params, "ar", progress=tell))
+    assert told == [[], [], [(256, 257), (257, 257)], [(256, 699), (512, 699), (699, 699)]]
+
+
 def test_c07_cancel_stops_a_long_prefill_between_chunks():
     cancel = threading.Event()
     engine = scripted_engine(count_up, right, context=2048)

@@ -12,7 +12,7 @@ import pytest
 
 from ddtree_numba import processes
 from ddtree_numba.engine import Engine
-from ddtree_numba.led import BLOCK, fingerprint
+from ddtree_numba.fingerprint import BLOCK, fingerprint
 from ddtree_numba.model.checkpoint import INDEX
 from ddtree_numba.sampling import SamplingParams
 from tests.command import ROOT, run
