@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from bench.cases import cases
-from ddtree_numba.kernels import simt
+from bench.ranks_on_cpu import play
 from ddtree_numba.kernels.all_reduce import METHODS, launches
-from ddtree_numba.kernels.all_reduce_call import CONTROL_WORDS
 from ddtree_numba.kernels.all_reduce_gathered import sum_gathered
-from ddtree_numba.kernels.peers import Peers, Room
 from ddtree_numba.spec import all_reduce as spec
 
 
@@ -26,15 +24,6 @@ def bench_all_reduce(measure, case):
 @pytest.mark.parametrize("case", cases(spec, sizes={}, smoke="two_ranks"))
 def bench_all_reduce_methods(measure, case, method):
     def ranks(partials: np.ndarray, *, out: np.ndarray, stream: Any) -> None:
-        room = Room.of(len(partials), *3 * [out.nbytes])
-        regions = tuple(np.zeros(room.words, np.uint32) for _ in partials)
-        made = []
-        for rank, x in enumerate(partials):
-            words = np.zeros(CONTROL_WORDS, np.uint32), np.zeros(1, np.uint32)
-            to = out if rank == 0 else np.empty_like(out)
-            made += launches(x, Peers(rank, regions, room, *words), to, method)
-        simt.run_together(
-            [simt.Launch(kernel, grid, kernel.threads, a) for kernel, grid, a in made]
-        )
+        play(launches, partials, method, out, out.nbytes)
 
     measure(case, ranks)

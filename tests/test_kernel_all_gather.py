@@ -15,16 +15,14 @@ from ddtree_numba.spec import all_gather as spec
 from ddtree_numba.spec.all_reduce import all_reduce as sum_of
 from ddtree_numba.spec.numerics import BF16, F32
 
-from .test_kernel_all_reduce import assert_all, group, together, wide
+from .test_kernel_all_reduce import assert_all, group, play, together, wide
 
 
 def gathered(peers, parts, joined=False, method=None, seed=None):
     """Every rank's result of one call."""
     outs = [np.zeros_like(spec.all_gather(parts, joined)) for _ in peers]
     ranks = zip(peers, parts, outs, strict=True)
-    calls = [launches(x, each, out, method) for each, x, out in ranks]
-    for some in zip(*calls, strict=True):
-        simt.run_together([simt.Launch(k, grid, k.threads, a, seed=seed) for k, grid, a in some])
+    play([launches(x, each, out, method) for each, x, out in ranks], seed)
     return outs
 
 

@@ -34,10 +34,14 @@ def together(peers, partials, method=None, outs=None, seed=None):
     """Every rank's result of one call."""
     outs = [np.empty_like(x) for x in partials] if outs is None else outs
     ranks = zip(peers, partials, outs, strict=True)
-    calls = [launches(x, each, out, method) for each, x, out in ranks]
+    play([launches(x, each, out, method) for each, x, out in ranks], seed)
+    return outs
+
+
+def play(calls, seed=None):
+    """The launches of every rank's call, those of one part at a time."""
     for part in zip(*calls, strict=True):
         simt.run_together([simt.Launch(k, grid, k.threads, a, seed=seed) for k, grid, a in part])
-    return outs
 
 
 def wide(rng, *shape, dtype=BF16):
