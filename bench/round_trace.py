@@ -33,6 +33,7 @@ def rounds(events: list[dict[str, Any]]) -> dict[str, Any]:
 
     `idle`: us from the end of all work before to a graph's first kernel. `waits`: calls of the
     runtime that wait for the GPU while a graph is launched, `between`: from one launch to the next.
+    What nothing was seen of is None.
     """
     calls = sorted((e for e in events if e.get("cat") == "cuda_runtime"), key=lambda e: e["ts"])
     launches = [e for e in calls if "GraphLaunch" in e["name"]]
@@ -54,7 +55,7 @@ def rounds(events: list[dict[str, Any]]) -> dict[str, Any]:
         graphs=len(seen),
         idle=median(idle) if idle else None,
         idle_95=quantiles(idle, n=20)[-1] if len(idle) > 1 else None,
-        waits=inside,
+        waits=inside if launches else None,
         between=median(between) if between else None,
         names=sorted({e["name"] for e in waits}),
     )

@@ -14,7 +14,7 @@ def test_rates_and_equal_answers_of_every_mode(monkeypatch):
     assert [row["equal"] for row in rows] == [3] * len(rounds.MODES)
     assert rows[0]["tokens_per_round"] == 1.0 < rows[3]["tokens_per_round"]
     line = rounds.table(rows)[2]
-    assert line.startswith("| ar |  | ") and line.endswith(" | 1.00 x | 1.00 | 3 |  |  | 0 |  |")
+    assert line.startswith("| ar |  | ") and line.endswith(" | 1.00 x | 1.00 | 3 |  |  |  |  |")
 
 
 def event(cat, name, ts, dur, number=None):
@@ -39,3 +39,4 @@ def test_a_trace_tells_idle_time_and_waits():
     assert found["waits"] == 1 and found["between"] == 0.5
     assert found["names"] == ["cudaEventSynchronize", "cudaStreamSynchronize"]
     assert round_trace.rounds([])["graphs"] == 0
+    assert round_trace.rounds([])["waits"] is None  # nothing was watched
