@@ -149,15 +149,23 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(each) for each in text.split(","))
 
 
+def add_sizes(
+    parser: argparse.ArgumentParser, tokens: tuple[int, ...], contexts: tuple[int, ...]
+) -> None:
+    """Which model, and at which sizes."""
+    add = parser.add_argument
+    add("--config", type=Path, help="folder of config.json and drafter/ (K2.6)")
+    add("--tp", type=int, default=8, help="ranks that the model is cut into (8)")
+    add("--layers", type=int, help="only so many of them")
+    for name, default in (("--tokens", tokens), ("--contexts", contexts)):
+        add(name, type=numbers, default=default, help=",".join(map(str, default)))
+    add("--rounds", type=int, default=20, help="replays behind a figure (20)")
+
+
 def parser() -> argparse.ArgumentParser:
     new = argparse.ArgumentParser(prog="bench.bench_step", description=__doc__.splitlines()[0])
-    new.add_argument("--config", type=Path, help="folder of config.json and drafter/ (K2.6)")
-    new.add_argument("--tp", type=int, default=8, help="ranks of which this is one (8)")
-    new.add_argument("--layers", type=int, help="only so many of them")
-    new.add_argument("--tokens", type=numbers, default=TOKENS, help="nodes: 1,5,9,17,33,65")
-    new.add_argument("--contexts", type=numbers, default=CONTEXTS, help="1024,8192,32768,131072")
+    add_sizes(new, TOKENS, CONTEXTS)
     new.add_argument("--overlap", type=float, help="of the experts of two rows (even routing)")
-    new.add_argument("--rounds", type=int, default=20, help="replays behind a figure (20)")
     new.add_argument("--backend", choices=("cuda", "numpy"), default="cuda")
     new.add_argument("--no-kernels", action="store_true", help="no breakdown")
     new.add_argument("--out", type=Path, default=report.FOLDER, help="folder of the figures")

@@ -104,12 +104,15 @@ def main(arguments: list[str] | None = None) -> int:
     except (ImportError, RuntimeError) as error:
         print(f"bench.multi_gpu: {error}", file=sys.stderr)
         return 1
+    names = [options.part] if options.part else PARTS
     parts: dict[str, Callable[[], dict]] = dict(
         collectives=lambda: dict(ranks=gpu_processes.run(world, options, "bench.collectives")),
         decoding=lambda: dict(decoding=decoding.measure(world)),
-        step=lambda: dict(step=step_ranks.measure(world, options.step)),
     )
-    for name in [options.part] if options.part else PARTS:
+    if "step" in names:
+        sizes = step_ranks.asked(world, options.step)  # refused before anything is measured
+        parts["step"] = lambda: dict(step=step_ranks.measure(world, sizes))
+    for name in names:
         try:
             result |= parts[name]()
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # the others go on

@@ -9,11 +9,10 @@ slowest rank's times count.
 import argparse
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from bench import gpu_processes, step_routing
-from bench.bench_step import Step, numbers
+from bench.bench_step import Step, add_sizes
 from bench.step_rank import OneOf, build, read_configs, repeated
 from bench.step_time import Clock
 
@@ -114,23 +113,19 @@ def table(result: dict) -> list[str]:
     return lines
 
 
-def options_of(arguments: list[str]) -> argparse.Namespace:
+def asked(world: int, text: str) -> argparse.Namespace:
+    """Options as one text; it ends with an error if they do not fit so many GPUs."""
     parser = argparse.ArgumentParser(prog="bench.step_ranks", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", type=Path, help="folder of config.json and drafter/ (K2.6)")
-    parser.add_argument("--tp", type=int, default=8, help="ranks that the model is cut into (8)")
-    parser.add_argument("--layers", type=int, help="only so many of them")
-    parser.add_argument("--tokens", type=numbers, default=TOKENS, help="nodes: 1,9,17")
-    parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help="8192,32768")
+    add_sizes(parser, TOKENS, CONTEXTS)
     parser.add_argument("--shard-latents", action="store_true", help="as of the command")
-    parser.add_argument("--rounds", type=int, default=20, help="replays behind a figure (20)")
-    return parser.parse_args(arguments)
-
-
-def measure(world: int, arguments: str) -> dict:
-    """Rows of every rank; arguments as text: `options_of` says what it may hold."""
-    options = options_of(arguments.split())
+    options = parser.parse_args(text.split())
     if options.tp % world:
         raise SystemExit(f"bench.step_ranks: --tp {options.tp}: no multiple of {world} GPUs")
+    return options
+
+
+def measure(world: int, options: argparse.Namespace) -> dict:
+    """Rows of every rank, as `asked`."""
     ranks = gpu_processes.run(world, options, "bench.step_ranks")
     what = dict(tp=options.tp, layers=options.layers, config=str(options.config or "Kimi K2.6"))
     return what | dict(world=world, shards_latents=options.shard_latents, ranks=ranks)

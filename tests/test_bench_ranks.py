@@ -32,7 +32,7 @@ def test_parts_of_ranks_that_are_not_there_are_repeated():
 
 def test_gpus_that_do_not_divide_the_ranks_are_refused():
     with pytest.raises(SystemExit, match="--tp 8: no multiple of 3 GPUs"):
-        step_ranks.measure(3, "--tp 8")
+        step_ranks.asked(3, "--tp 8")
 
 
 def test_a_failure_is_named():

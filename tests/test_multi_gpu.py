@@ -74,6 +74,14 @@ def test_one_gpu_is_too_few(monkeypatch, capsys):
     assert "1 ranks, and 1 GPUs are visible: at least two are needed" in capsys.readouterr().err
 
 
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(multi_gpu, "describe", lambda parser, wanted: (3, {}))
+    for part in ("gpu_processes.run", "decoding.measure"):
+        monkeypatch.setattr(f"bench.{part}", lambda *_: pytest.fail("something is measured"))
+    with pytest.raises(SystemExit, match="--tp 8: no multiple of 3 GPUs"):
+        multi_gpu.main([])
+
+
 # --- processes, over CUDA IPC: a GPU each where there are several, else slices of time
 
 
