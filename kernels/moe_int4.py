@@ -95,7 +95,8 @@ def moe_int4(
     if not direct:
         plan, pairs, items = workspace.plan, workspace.pairs, most_tiles(count, total, width)
         group = moe_tiles.make(width)
-        group.launch(1, experts, plan, pairs, count, total, stream=stream)
+        blocks = moe_tiles.blocks(count)
+        group.launch(blocks, experts, plan, pairs, count, total, stream=stream)
     first, second = programs(gate_up.words.shape[2], depth, tiles, UNGROUPED if direct else width)
     hidden, products = workspace.hidden, workspace.products
     numbers = count, picks, total

@@ -8,6 +8,9 @@ pairs: int32[tiles * width], the tile's pairs token * k + pick; what lies behind
 Pairs come in the order of arrival at an integer counter. No bit of a result depends on it: a pair
 is a column of an mma, and knows nothing of its neighbours. A pick outside of 0 .. E - 1 is padding.
 
+Every block counts all pairs, which takes less than to place them; each places those of its share of
+the experts.
+
 A few pairs are not grouped: each is a tile of its own, and the router's choice serves as the plan.
 """
 
@@ -22,6 +25,8 @@ from ddtree_numba.kernels.launch import Kernel, kernel
 
 WARP = 32
 MOST_EXPERTS = 1024
+PLACED = 1024  # pairs, about, that a block places
+MOST_BLOCKS = 8
 DIRECT = 32  # pairs, at most, that are not grouped: four tokens seldom share an expert
 NARROW, WIDE = 8, 32  # columns of a tile: one mma, or enough to share what a weight costs
 
@@ -39,6 +44,11 @@ class Program(NamedTuple):
     workers: int  # items that a block has under way
     blocks: int  # of a multiprocessor
     steps: int  # of the inner loop; a constant would be unrolled
+
+
+def blocks(pairs: int) -> int:
+    """That group so many pairs."""
+    return min(max(pairs // PLACED, 1), MOST_BLOCKS)
 
 
 def most_tiles(pairs: int, experts: int, width: int) -> int:
@@ -113,6 +123,9 @@ def make(width: int) -> Kernel:
                 cuda.atomic.add(places, expert, 1)
             i += threads
         cuda.syncthreads()
+        share = int32(ptx.divide(experts + cuda.gridDim.x - 1, cuda.gridDim.x))
+        lowest = int32(cuda.blockIdx.x * share)
+        beyond = min(int32(lowest + share), experts)
         each = int32(ptx.divide(experts + threads - 1, threads))
         first = min(thread * each, experts)
         end = min(first + each, experts)
@@ -143,7 +156,7 @@ def make(width: int) -> Kernel:
             before[s] = int32(tile + total)
             for n in range(warps):
                 total = int32(total + sums[s * warps + n])
-        if thread == 0:
+        if thread == 0 and lowest == 0:
             plan[0] = total
         expert = first
         while expert < end:
@@ -154,7 +167,7 @@ def make(width: int) -> Kernel:
                     tile = before[s]
                     before[s] = int32(tile + (left + width - 1) // width)
             places[expert] = tile * width  # of the expert's next pair
-            while left > 0:
+            while left > 0 and lowest <= expert and expert < beyond:
                 plan[1 + tile] = expert | min(left, width) << 16
                 tile = int32(tile + 1)
                 left = int32(left - width)
@@ -163,7 +176,7 @@ def make(width: int) -> Kernel:
         i = thread
         while i < count:
             expert = int32(picked[i])
-            if expert >= 0 and expert < experts:
+            if lowest <= expert and expert < beyond:
                 pairs[cuda.atomic.add(places, expert, 1)] = i
             i += threads
 
