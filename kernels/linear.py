@@ -17,20 +17,21 @@ from ddtree_numba.kernels import linear_narrow, linear_wide
 from ddtree_numba.kernels.arguments import bf16, element_of, require, rows_of
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.kernels.linear_order import Order, order_of
+from ddtree_numba.kernels.linear_wide import Tile
 from ddtree_numba.spec.numerics import BF16, F32
 
 COLUMNS = (1, 2, 4, 8)  # tiles of 8 tokens that the narrow kernel takes at once
 NARROW = 8 * COLUMNS[-1]
 WARPS = 8  # of a narrow block, unless it has more slices
 MOST_STACK = 4  # tiles of 16 weight rows in a narrow block
-BUSY = 100  # tiles of 64 x 128 that keep a chip busy; where there are fewer, blocks share K
-SMALL = 512  # tokens below which tiles are 64 x 64 where the last of 64 x 128 would be half empty
+CHIP = 132  # multiprocessors; a chip of another size has the same bits from a less apt tile
+LARGE, FLAT, SMALL = Tile(8, 2, 2, 3), Tile(6, 4, 2, 3), Tile(4, 2, 2, 4)
 
 
 class Way(NamedTuple):
     """How the blocks share the work."""
 
-    wide: tuple[int, int] | None  # (rows, tokens) of a tile in warps; None: the narrow kernel
+    wide: Tile | None  # None: the narrow kernel
     columns: int  # of the narrow kernel
     parts: int  # blocks along K, whose sums meet in the workspace
 
@@ -40,9 +41,15 @@ def way_of(tokens: int, outs: int, width: int) -> Way:
     order = order_of(outs, width)
     if tokens <= NARROW:
         return Way(None, next(n for n in COLUMNS if tokens <= 8 * n), order.groups)
-    half = tokens < SMALL and 0 < tokens % 128 <= 64
-    shared = order.groups == 1 and -(-outs // 64) * -(-tokens // 128) < BUSY
-    return Way((2, 1 if half else 2), 0, order.slices if shared else order.groups)
+    large, flat, small = (order.groups * tile.number(tokens, outs) for tile in (LARGE, FLAT, SMALL))
+    shared = order.groups == 1 and 2 * small <= CHIP
+    tile = LARGE
+    if order.width == width and not shared:
+        if large < CHIP:
+            tile = SMALL
+        elif order.groups == 1 and flat <= CHIP < large:
+            tile = FLAT  # all at once, where some multiprocessors had two large ones
+    return Way(tile, 0, order.slices if shared else order.groups)
 
 
 def workspace_floats(tokens: int, outs: int, width: int) -> int:
@@ -111,11 +118,10 @@ def _body(way: Way, order: Order, element, tokens: int, outs: int, width: int):
         body = linear_narrow.make(order.slices, stack, way.columns, element, exact)
         rows, tokens_each = stack * linear_narrow.ROWS, 8 * way.columns
         return body, (-(-outs // rows), -(-tokens // tokens_each), way.parts), 0
-    down, across = way.wide
-    body = linear_wide.make(down, across, element, exact)
-    rows, tokens_each = down * linear_wide.ROWS, across * linear_wide.TOKENS
+    tile = way.wide
+    body = linear_wide.make(tile, element, exact)
     slices = order.slices if way.parts == order.groups else 1
-    return body, (-(-tokens // tokens_each), -(-outs // rows), way.parts), slices
+    return body, (-(-tokens // tile.tokens), -(-outs // tile.rows), way.parts), slices
 
 
 # [N, K] of K2.6 at TP = 8, whose kernels serve the other TP sizes too; the drafter; the embedded
@@ -131,7 +137,7 @@ def instances() -> list[Kernel]:
     made = {}
     cases = [(shape, bf16) for shape in SHAPES + TINY] + [(shape, float32) for shape in LOGITS]
     for (outs, width), element in cases:
-        for tokens in (1, 9, 17, 33, 65, 1024):
+        for tokens in (1, 9, 17, 33, 65, 256, 1024):
             way, order = way_of(tokens, outs, width), order_of(outs, width)
             target = element if way.parts == 1 else float32
             body, _, _ = _body(way, order, target, tokens, outs, width)

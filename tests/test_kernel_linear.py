@@ -12,13 +12,13 @@ from cuda.pathfinder import find_nvidia_binary_utility
 
 from ddtree_numba.kernels import linear_narrow, linear_wide
 from ddtree_numba.kernels.arguments import bf16
-from ddtree_numba.kernels.linear import Way, linear, way_of, workspace_floats
+from ddtree_numba.kernels.linear import FLAT, LARGE, SMALL, Way, linear, way_of, workspace_floats
 from ddtree_numba.kernels.linear_order import Order, order_of
 from ddtree_numba.spec import linear as spec
 from ddtree_numba.spec.numerics import BF16, F32
 from tests.gpu_arrays import to_gpu, to_host
 
-SMALL = dict(
+CASES = dict(
     one_row=dict(T=1, N=192, K=256),
     no_row=dict(T=0, N=192, K=256),
     seventeen_rows=dict(T=17, N=40, K=192),
@@ -29,7 +29,7 @@ SMALL = dict(
     groups=dict(T=2, N=9, K=4096),
 )
 PUBLISHED = {name: case for name, case in spec.CASES.items() if name.startswith("k26")}
-WIDE = Way((2, 1), 0, 1)  # the smallest tile: 64 weight rows, 64 tokens
+WIDE = Way(SMALL, 0, 1)
 
 
 def run(x, weight, out_dtype=BF16, way=None):
@@ -46,9 +46,9 @@ def given(T, N, K, rng, **_):
     return x, (rng.standard_normal((N, K)) / np.sqrt(K)).astype(BF16)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_specification(name, rng):
-    case = SMALL[name]
+    case = CASES[name]
     x, weight = given(**case, rng=rng)
     out_dtype = case.get("out_dtype", BF16)
     expected = spec.linear(x, weight, out_dtype)
@@ -76,14 +76,16 @@ def test_s09_a_row_has_the_same_bits_alone(rng):
 
 
 @pytest.mark.parametrize(
-    "width, parts, out_dtype", [(512, 1, F32), (264, 2, BF16), (192, 1, BF16)], ids=str
+    "tile, width, parts, out_dtype",
+    [(SMALL, 512, 1, F32), (LARGE, 264, 2, BF16), (FLAT, 192, 1, BF16)],
+    ids=["small", "large", "flat"],
 )
-def test_s09_narrow_and_wide_have_the_same_bits(width, parts, out_dtype, rng):
+def test_s09_narrow_and_wide_have_the_same_bits(tile, width, parts, out_dtype, rng):
     """The wide kernel walks the slices, or leaves each to a block and their sums to be added."""
     x, weight = given(9, 17, width, rng)
     assert order_of(17, width).slices >= parts
     expected = run(x, weight, out_dtype)
-    out = run(x, weight, out_dtype, WIDE._replace(parts=parts))
+    out = run(x, weight, out_dtype, Way(tile, 0, parts))
     assert out.tobytes() == expected.tobytes()
 
 
@@ -134,8 +136,8 @@ def test_rows_may_lie_apart(rng):
 def test_the_weight_does_not_wait_for_the_kernel_ahead(tmp_path):
     """In the machine code: the assembler moves non-coherent loads behind the wait."""
     tool = find_nvidia_binary_utility("nvdisasm")
-    narrow, wide = linear_narrow.make(4, 2, 1, bf16, True), linear_wide.make(2, 2, bf16, True)
-    for kernel, load, count in ((narrow, "LDG", 16), (wide, "LDGSTS", 6)):
+    narrow, wide = linear_narrow.make(4, 2, 1, bf16, True), linear_wide.make(LARGE, bf16, True)
+    for kernel, load, count in ((narrow, "LDG", 16), (wide, "LDGSTS", 12)):
         (tmp_path / "kernel.cubin").write_bytes(kernel.compile("sm_90").cubin)
         text = subprocess.run(
             [tool, "-ndf", "-c", tmp_path / "kernel.cubin"], check=True, capture_output=True

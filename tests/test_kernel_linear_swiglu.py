@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("numba.cuda")
 
 from ddtree_numba.kernels.launch import Kernel
-from ddtree_numba.kernels.linear import Way, linear, way_of
+from ddtree_numba.kernels.linear import SMALL, Way, linear, way_of
 from ddtree_numba.kernels.linear_order import Order, order_of
 from ddtree_numba.kernels.linear_swiglu import linear_swiglu, make, workspace
 from ddtree_numba.kernels.swiglu import swiglu
@@ -65,7 +65,7 @@ def test_s09_a_row_has_the_same_bits_alone_and_in_another_cut_of_k(rng):
     together = run(x, weight)
     order = order_of(16, 512)
     assert order.slices > 1 and way_of(9, 16, 512).parts == 1
-    assert run(x, weight, Way((2, 1), 0, order.slices)).tobytes() == together.tobytes()
+    assert run(x, weight, Way(SMALL, 0, order.slices)).tobytes() == together.tobytes()
     for i in (0, 8):
         assert run(x[i : i + 1], weight).tobytes() == together[i : i + 1].tobytes()
 
