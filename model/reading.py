@@ -18,10 +18,10 @@ import numpy as np
 
 from ddtree_numba.model.fields import CheckpointError
 
-THREADS = min(8, 2 * len(os.sched_getaffinity(0)))
+THREADS = min(16, 2 * len(os.sched_getaffinity(0)))
 BLOCK = 1 << 22  # bytes, at most, of one read
 GAP = 1 << 16  # bytes that are read and dropped rather than skipped
-AHEAD = 1 << 26  # bytes of arrays that are filled before they are asked for
+AHEAD = 1 << 29  # bytes of arrays that are filled before they are asked for
 REPORT_SECONDS = 0.2
 
 Task = Callable[[], int]  # does a part of the work -> how many bytes of it
