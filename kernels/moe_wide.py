@@ -35,6 +35,7 @@ from ddtree_numba.kernels.numerics import divided
 
 WARPS, THREADS = 4, 128
 BLOCK_TILES = WARPS * EACH
+OWNERS = 2 * GROUPS  # of a lane's sums
 PIECES = BYTES // 16  # of a record
 LANES = WARP // EACH  # that copy a row tile
 COPIES = WIDE * 8 // THREADS  # pieces that a thread copies of the pairs' rows along a record
@@ -50,6 +51,12 @@ class Schedule(NamedTuple):
 
 
 PRODUCT = Schedule()
+
+
+@cuda.jit(device=True, inline="always")
+def pair_of(pairs, tile, entry, lane):
+    """A tile's last pair also stands in the columns behind it."""
+    return int32(pairs[tile * WIDE + min(lane, int32((entry >> 16) - 1))])
 
 
 @cache
@@ -143,27 +150,36 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
         expert_words = tiles * tile_words
         tile, group = divided(cuda.blockIdx.x, groups)
         over, group_over = divided(cuda.gridDim.x, groups)
-        ptx.wait_for_previous()
-        ptx.launch_next()
+        if gate_up:
+            ptx.wait_for_previous()
+            ptx.launch_next()
         tile_count, entry = int32(plan[0]), int32(plan[1 + tile])
         last_tile = int32(tile_count - 1)
-        if tile < tile_count:
-            later_entry = int32(0)
-            next_tile, next_group = int32(tile + over), int32(group + group_over)
-            if next_group >= groups:
-                next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
+        here = tile < tile_count
+        next_tile, next_group = int32(tile + over), int32(group + group_over)
+        if next_group >= groups:
+            next_tile, next_group = int32(next_tile + 1), int32(next_group - groups)
+        next_entry = later_entry = pair = next_pair = int32(0)
+        source = stream
+        if here:
             next_entry = int32(plan[1 + min(next_tile, last_tile)])
-            pair = int32(pairs[tile * WIDE + min(lane, int32((entry >> 16) - 1))])
+            pair = pair_of(pairs, tile, entry, lane)
+            next_pair = pair_of(pairs, min(next_tile, last_tile), next_entry, lane)
             first = min(int32(group * BLOCK_TILES + warp * EACH), last_own)
             source = ptx.at(stream, (entry & 0xFFFF) * expert_words + first * tile_words)
+            for s in range(ahead):
+                fetch(put + s * stage, source, lane)
+                source = ptx.at(source, records * WORDS)
+        if not gate_up:  # the kernel ahead makes the rows; weights and plan were there before it
+            ptx.wait_for_previous()
+            ptx.launch_next()
+        if here:
             places = cuda.local.array(COPIES, int32)
             place_rows(pair, copied, picks, places)
             wanted = int32(rows_of(entry) - copied)
             for s in range(ahead):
-                fetch(put + s * stage, source, lane)
                 fetch_rows(put_row + s * stage, piece, places, s * records * COLUMNS, wanted)
                 ptx.copy_commit()
-                source = ptx.at(source, records * WORDS)
             column_in = int32(ahead * records * COLUMNS)
             taken, filling = int32(0), int32(ahead * stage)
             fetching = True
@@ -171,6 +187,7 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
             group_scales = cuda.local.array(SCALES_HELD, uint32)
             chain = cuda.local.array(SUMS, float32)
             before = cuda.local.array(SUMS, float32)
+            owners = cuda.local.array(OWNERS, int32)
             if early:
                 ptx.copy_wait(ring - 2)
                 cuda.syncwarp()
@@ -180,8 +197,6 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
                 later_tile, later_group = int32(next_tile + over), int32(next_group + group_over)
                 if later_group >= groups:
                     later_tile, later_group = int32(later_tile + 1), int32(later_group - groups)
-                there = min(next_tile, last_tile) * WIDE
-                next_pair = int32(pairs[there + min(lane, int32((next_entry >> 16) - 1))])
                 for n in range(SUMS):
                     chain[n] = float32(0)
                 step, in_chain = int32(0), int32(0)
@@ -227,25 +242,29 @@ def make(depth: int, gate_up: bool, schedule=PRODUCT, raw: bool = False) -> Prog
                         if step < step_count:
                             for n in range(SUMS):
                                 before[n], chain[n] = chain[n], float32(0)
+                later_pair = pair_of(pairs, min(later_tile, last_tile), later_entry, lane)
+                for n in range(OWNERS):  # ahead of the branches, one behind the other
+                    owners[n] = int32(ptx.shfl_idx(pair, n // 2 * NARROW + 2 * quad + n % 2))
                 width = own_tiles * tile_width
                 active = group * BLOCK_TILES + warp * EACH <= last_own
                 first = (group * BLOCK_TILES + warp * EACH) * tile_width + column
                 for g in range(GROUPS):
                     for side in range(2):
                         token = g * NARROW + 2 * quad + side
-                        owner = int32(ptx.shfl_idx(pair, token))
                         if active and token < entry >> 16:
+                            row = ptx.at(out, owners[2 * g + side] * width + first)
                             for r in range(EACH):
                                 c = 4 * (r * GROUPS + g) + side
                                 above, below = chain[c] * UNSCALED, chain[c + 2] * UNSCALED
-                                to = owner * width + first + r * tile_width
+                                to = r * tile_width
                                 if gate:
-                                    out[to] = ptx.round_bf16(gated(above, below))
+                                    row[to] = ptx.round_bf16(gated(above, below))
                                 else:
-                                    out[to] = above
-                                    out[to + 8] = below
+                                    row[to] = above
+                                    row[to + 8] = below
                 tile, group, entry, pair = next_tile, next_group, next_entry, next_pair
                 next_tile, next_group, next_entry = later_tile, later_group, later_entry
+                next_pair = later_pair
             ptx.copy_wait(0)
 
     return Program(wide_kernel, BLOCK_TILES, 1, schedule.blocks, steps)
