@@ -223,3 +223,13 @@ def test_gpu_small_agrees_with_the_specification_at_every_width_of_the_kernels(o
     np.testing.assert_allclose(together.astype(F32), expected.astype(F32), **spec.TOLERANCE)
     for rows in (1, 9, 17, 33, 65):
         assert on_gpu(x[:rows], device, BF16).tobytes() == together[:rows].tobytes()
+
+
+@pytest.mark.gpu
+def test_gpu_small_has_the_same_bits_in_every_tile(rng):
+    x, weight = map(to_gpu, given(129, 96, 512, rng))
+    expected = on_gpu(x[:9], weight, BF16)
+    for tile in (LARGE, FLAT, SMALL):
+        out = to_gpu(np.empty((129, 96), BF16))
+        wide = to_host(linear(x, weight, out=out, way=Way(tile, 0, 1)))
+        assert wide[:9].tobytes() == expected.tobytes()
