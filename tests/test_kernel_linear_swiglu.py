@@ -8,7 +8,7 @@ pytest.importorskip("numba.cuda")
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.kernels.linear import SMALL, Way, linear, way_of
 from ddtree_numba.kernels.linear_order import Order, order_of
-from ddtree_numba.kernels.linear_swiglu import linear_swiglu, make, workspace
+from ddtree_numba.kernels.linear_swiglu import instances, linear_swiglu, make, workspace
 from ddtree_numba.kernels.swiglu import swiglu
 from ddtree_numba.spec import linear_swiglu as spec
 from ddtree_numba.spec.numerics import BF16, F32
@@ -92,6 +92,13 @@ def test_two_launches_where_k_is_in_parts(rng, monkeypatch):
     assert len(names) == 6 and names[1::2] == ["sum_swiglu_256"] * 3
 
 
+def test_instances_are_what_k26_takes_at_any_number_of_ranks():
+    halves = {n // ranks for n in (2048, 18432) for ranks in (1, 2, 4, 8)}
+    rows = (1, 64, *range(65, 4097, 8))  # a way changes behind a multiple of 8
+    shared = {n for n in halves if any(way_of(t, 2 * n, 7168).parts > 1 for t in rows)}
+    assert {kernel.name for kernel in instances()} == {f"sum_swiglu_{n}" for n in shared}
+
+
 def test_what_does_not_fit_is_named():
     x, weight, out = np.zeros((2, 4096), BF16), np.zeros((16, 4096), BF16), np.zeros((2, 8), BF16)
     space = np.zeros((4, 2, 16), F32)
@@ -114,7 +121,7 @@ def test_what_does_not_fit_is_named():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("half, width", [(256, 7168), (2304, 7168), (512, 192)])
+@pytest.mark.parametrize("half, width", [(256, 7168), (1024, 7168), (2304, 7168), (512, 192)])
 def test_gpu_has_the_bits_of_the_two_kernels(half, width, rng):
     x = rng.standard_normal((129, width)).astype(BF16)
     weight = to_gpu((rng.standard_normal((2 * half, width)) / width**0.5).astype(BF16))
