@@ -44,6 +44,7 @@ def way_of(tokens: int, outs: int, width: int) -> Way:
     large, flat, small = (order.groups * tile.number(tokens, outs) for tile in (LARGE, FLAT, SMALL))
     shared = order.groups == 1 and 2 * small <= CHIP
     tile = LARGE
+    # Slices that do not fill K are the embedded model's alone, for which one tile is enough.
     if order.width == width and not shared:
         if large < CHIP:
             tile = SMALL
@@ -67,6 +68,8 @@ def linear(x, weight, out_dtype=None, *, out, workspace=None, stream=None, way: 
     tokens, _, _ = rows_through(x, weight)
     outs, width = weight.shape
     require("out", out, (*x.shape[:-1], outs), *([out_dtype] if out_dtype else []))
+    if not tokens:
+        return out
     way = way or way_of(tokens, outs, width)
     if way.parts == 1:
         product(x, weight, way, out, stream)
