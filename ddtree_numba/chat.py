@@ -73,6 +73,8 @@ class Chat:
                 ids.append(self.tokenizer.specials[piece])
             else:
                 ids += self.tokenizer.encode(piece.replace(guard, ""))
+        if not ids:
+            raise CheckpointError(f"{TEMPLATE}: renders nothing")
         return ids
 
     def _rendered(self, guard: str, **values: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddtree_numba.interrupts import Interrupted, Interrupts
 from ddtree_numba.options import UsageError, parse
-from ddtree_numba.screen import Screen, discard_stdout, one_line
+from ddtree_numba.screen import Screen, discard_stdout, one_line, open_closed_streams
 
 if TYPE_CHECKING:
     from ddtree_numba.model.watch import ProcessGroup
@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command -> its exit code; leaves with SystemExit on options that do not parse."""
     # Before numpy starts: weights meet one row at a time, too little work to share out to threads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    open_closed_streams()
     options = parse(argv)
     screen = Screen(quiet=options.quiet, hold=options.show_tree)
     with Interrupts() as interrupts:

@@ -40,7 +40,8 @@ GREEDY_BELOW = 1e-5  # the temperature below which `next_token` takes the likeli
 
 MODE_HELP = "a tree, the drafter's likeliest chain, or one token a round (default: ddtree)"
 BUDGET_HELP = (
-    "drafted nodes of a tree; auto: up to 64, as many as pay by measured step times (default: auto)"
+    "drafted nodes of a tree, 0 to 256; auto: up to 64, as many as pay by measured step times"
+    " (default: auto)"
 )
 CACHE_HELP = "keep packed weights there, which load faster; written by the first run"
 RANKS_HELP = (
@@ -81,9 +82,9 @@ def build_parser() -> Parser:
     )
     add = parser.add_argument_group("prompt (one of)").add_argument
     add("prompt", nargs="?", metavar="PROMPT", help="the text, or - to read it from standard input")
-    add("--prompt-file", metavar="FILE", help="read the text from a file")
-    add("--input", metavar="FILE", help="many prompts, a JSON line each; needs --output")
-    add("--output", metavar="FILE", help="their results, a JSON line each; resumable")
+    add("--prompt-file", type=some, metavar="FILE", help="read the text from a file")
+    add("--input", type=some, metavar="FILE", help="many prompts, a JSON line each; needs --output")
+    add("--output", type=some, metavar="FILE", help="their results, a JSON line each; resumable")
     add(
         "--batch",
         type=at_least(1, MOST_PROMPTS),
@@ -92,9 +93,10 @@ def build_parser() -> Parser:
     )
 
     add = parser.add_argument_group("model").add_argument
-    add("--model", metavar="DIR", help="checkpoint folder (default: the embedded model)")
+    add("--model", type=some, metavar="DIR", help="checkpoint folder (default: the embedded model)")
     add(
         "--drafter",
+        type=some,
         metavar="DIR",
         help="folder of the DFlash drafter (default: drafter/ in the model's)",
     )
@@ -112,7 +114,7 @@ def build_parser() -> Parser:
     add("--ranks", choices=("threads", "processes"), help=RANKS_HELP)
     add("--fast-allreduce", action="store_true", help=FAST_HELP)
     add("--shard-latents", action="store_true", help=LATENTS_HELP)
-    add("--cache", metavar="DIR", help=CACHE_HELP)
+    add("--cache", type=some, metavar="DIR", help=CACHE_HELP)
     add("--dtype", choices=("bfloat16", "float32"), help="of activations (default: bfloat16)")
 
     add = parser.add_argument_group("decoding").add_argument

@@ -194,8 +194,6 @@ def read_configs(
 
 def check_cache(cache: str) -> None:
     """UsageError for what can be no folder; one that is not there is made when it is needed."""
-    if not cache:
-        raise UsageError("--cache: the text is empty")
     try:
         folder = Path(cache).is_dir() or not Path(cache).exists()
     except OSError as error:  # too long, or in a folder that may not be looked into

@@ -28,8 +28,11 @@ class Screen:
             self._held.append(text)
         elif text:
             self._end_line_of_err()
-            self.out.write(text)
-            self.out.flush()
+            try:
+                self.out.write(text)
+                self.out.flush()
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, "standard output") from None
             self._out_open = self._lines and not text.endswith("\n")
 
     def reasoning(self, text: str) -> None:
@@ -70,6 +73,13 @@ class Screen:
             self._err_open = False
 
 
+def open_closed_streams() -> None:
+    """A standard stream that was closed by whoever started this leads nowhere, and is empty."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def one_file(a: TextIO, b: TextIO) -> bool:
     """Whether two streams lead to the same terminal, pipe or file."""
     try:
@@ -89,6 +99,8 @@ def discard_stdout() -> None:
 def one_line(error: BaseException) -> str:
     """An error as one line; errors that do not explain themselves with their kind."""
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
     explained: tuple[type[Any], ...] = (ValueError, OSError)
     if isinstance(error, explained) and text:
         return text

@@ -96,7 +96,7 @@ def _read_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
     if not (folder / INDEX).exists():
-        if not (folder / SINGLE).exists():
+        if not (folder / SINGLE).is_file():
             complaint = f"neither {INDEX} nor {SINGLE} in it; is the download complete?"
             raise CheckpointError(f"{folder}: {complaint}")
         return [folder / SINGLE], None
@@ -138,7 +138,9 @@ def _entries_of(path: Path, descriptor: int) -> dict[str, Entry]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{path}: broken safetensors header: {error!r}") from None
+        # Not repr(): that of a UnicodeDecodeError holds all of the header.
+        complaint = f"broken safetensors header: {type(error).__name__}: {error}"
+        raise CheckpointError(f"{path}: {complaint}") from None
     position = 8 + length
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != position:

@@ -118,6 +118,7 @@ def test_loop_controls_and_json_separators(tokenizer):
     "template, message",
     [
         ("{{ raise_exception('roles must <alternate>') }}", "roles must <alternate>"),
+        ("", "renders nothing"),
         ("{% if %}", "Expected an expression"),
         ("{{ messages[0].content.nothing.more }}", "nothing"),
         ("{{ 1 / 0 }}", "division by zero"),

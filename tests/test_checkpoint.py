@@ -175,5 +175,11 @@ def test_l03_header_length_of_a_terabyte(tmp_path: Path) -> None:
     ],
 )
 def test_l03_headers_that_lie(tmp_path: Path, header: object, word: str) -> None:
-    path = file_with(tmp_path / "x.safetensors", header, bytes(16))
-    assert word in refusal(lambda: read_header(path), path.name)
+    path = file_with(tmp_path / "x.safetensors", header, bytes(16), pad=10_000)
+    message = refusal(lambda: read_header(path), path.name)
+    assert word in message and len(message) < 300  # the header itself is no part of it
+
+
+def test_a_folder_in_place_of_the_one_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    assert "nor model.safetensors in it" in refusal(lambda: Checkpoint(tmp_path), tmp_path.name)

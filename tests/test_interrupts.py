@@ -151,6 +151,30 @@ def test_g03_trees_and_answer_in_one_file_do_not_mix():
     )
 
 
+def test_a_full_disk_under_standard_output_is_one_line():
+    with open("/dev/full", "wb") as full:
+        process = start("--plan", stdout=full)
+        err = process.communicate(timeout=30)[1].decode()
+    assert (process.returncode, err) == (1, "error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "argv, code, out, err",
+    [
+        ("- <&-", 2, "", "error: the prompt is empty: give at least one character\n"),
+        ("--plan >&-", 0, "", ""),
+        ("--version >&- 2>&-", 0, "", ""),
+        ("x --budget 999 2>&-", 2, "", ""),
+    ],
+)
+def test_a_closed_stream_is_empty_and_leads_nowhere(argv, code, out, err):
+    shell = f'exec "$0" -m ddtree_numba.generate {argv}'
+    ran = subprocess.run(
+        ["sh", "-c", shell, sys.executable], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (code, out, err)
+
+
 def test_g06_first_and_second_run_report_times_within_the_wall_clock():
     for _ in range(2):
         begin = time.perf_counter()

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from ddtree_numba import backends, engine, options
+from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET
 from ddtree_numba.model import backend, plan
 from ddtree_numba.options import build_parser, parse
 from ddtree_numba.spec import next_token
@@ -44,6 +45,7 @@ def test_what_help_repeats_is_what_the_model_says(capsys):
     assert choices["mode"] == engine.MODES and choices["backend"] == backends.BACKENDS
     assert choices["dtype"] == tuple(backend.DTYPES)
     assert options.GREEDY_BELOW == next_token.GREEDY_BELOW
+    assert f"a tree, 0 to {MAX_BUDGET}; auto: up to {AUTO_BUDGET}," in options.BUDGET_HELP
     assert f"memory of a card (default: {plan.CARD_BYTES / plan.GIB:.2f})" in (
         build_parser().format_help()
     )
@@ -122,6 +124,12 @@ def test_a_prompt_may_begin_with_a_dash():
         ("x --budget many", "'many' is not a whole number"),
         ("x --max-new-tokens -1", "-1 is below 0"),
         ("x --stop=", "argument --stop: the text is empty"),
+        ("--prompt-file=", "argument --prompt-file: the text is empty"),
+        ("--input= --output=o", "argument --input: the text is empty"),
+        ("--input=i --output=", "argument --output: the text is empty"),
+        ("x --model=", "argument --model: the text is empty"),
+        ("x --drafter=", "argument --drafter: the text is empty"),
+        ("x --cache=", "argument --cache: the text is empty"),
         ("x --max-new-tokens 1.5", "'1.5' is not a whole number"),
         ("x --temperature warm", "'warm' is not a number"),
         ("x --temperature nan", "nan is not a finite number"),
