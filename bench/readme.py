@@ -67,7 +67,8 @@ def kernels() -> str:
         share = report.significant(100 * row["share"])
         figures = f"{time} us | {rate} GB/s | {share} % | {row['commit']}"
         lines.append(f"| {key[0]} | {key[1]} | {figures} |")
-    return "\n".join(["\n".join(lines), "", report.provenance(result) + "."])
+    commits = ", ".join(dict.fromkeys(rows[key]["commit"] for key in KERNELS))
+    return "\n".join([*lines, "", report.provenance(result | dict(commit=commits)) + "."])
 
 
 def newest(kind: str, part: str = "rows") -> dict:
