@@ -140,13 +140,12 @@ def test_m01_padding_picks_read_nothing(way, rng, take):
 
 
 def test_e01_pairs_are_grouped_for_any_number_of_experts(rng):
-    sizes = (1, 8, 33), (12, 8, 97), (12, 32, 300), (384, 32, 300), (1000, 8, 20)
-    for experts, width, count in sizes:
+    sizes = (1, 8, 33, 1), (12, 8, 97, 5), (12, 32, 300, 1), (384, 32, 300, 1), (1000, 8, 20, 1)
+    for experts, width, count, blocks in sizes:  # of five blocks one is left without experts
         picked = rng.integers(-1, experts, count).astype(np.int32)
         items = moe_tiles.most_tiles(count, experts, width)
         plan, pairs = np.empty(1 + items, np.int32), np.empty(items * width, np.int32)
         program = moe_tiles.make(width)
-        blocks = 2 if experts == 12 else 1
         program.launch(blocks, picked, plan, pairs, count, experts)
         entries = plan[1 : 1 + plan[0]]
         found = [
