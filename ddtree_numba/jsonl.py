@@ -1,5 +1,6 @@
 """Many prompts: an input with a record a line, and an output that can be taken up again."""
 
+import contextlib
 import json
 import math
 import os
@@ -87,18 +88,28 @@ class Output:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one result, for good: an interruption later loses no line written before."""
-        self._file.write(dumps(record) + "\n")
-        self._file.flush()
+        with self._named():
+            self._file.write(dumps(record) + "\n")
+            self._file.flush()
         self.finished[record["index"]] = record
 
     def close(self) -> None:
-        self._file.close()
+        with self._named():
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Of a full disk, the system does not say which."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:

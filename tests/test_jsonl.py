@@ -190,6 +190,18 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path):
         Output(str(tmp_path), str(tmp_path / "in"))
 
 
+def test_an_output_on_a_full_disk_is_named(command, files, monkeypatch):
+    def full(output: Output, record: dict) -> None:
+        output._file.close()
+        output._file = open("/dev/full", "a")  # noqa: SIM115
+        write(output, record)
+
+    write = Output.write
+    monkeypatch.setattr(Output, "write", full)
+    ran = command(b"ab")
+    assert ran.code == 1 and ran.err.endswith(f"error: {files[1]}: No space left on device\n")
+
+
 def test_g04_json_never_holds_nan():
     record = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": 1.5, "e": "é"}
     assert dumps(record) == '{"a": null, "b": [null, {"c": null}], "d": 1.5, "e": "é"}'
