@@ -21,7 +21,9 @@ prompts
 
 output
   The answer alone goes to standard output, as it comes; all else goes to standard error. On a
-  terminal, --show-tree keeps the answer back until the end.
+  terminal, --show-tree keeps the answer back until the end. It draws a round's tree below its root,
+  the last token so far: * marks the accepted path, + the bonus token, which is the model's own next
+  choice, and a percentage is the drafter's probability of the whole path down to a node.
   Tokens per round: emitted tokens divided by rounds; the bonus token of each round is one of them.
   Tokens per second: emitted tokens divided by the time of decoding, without loading, prefill and
   the rounds, with their tokens, in which a CUDA graph is made; undefined (null) below two tokens.
