@@ -25,6 +25,7 @@ NARROW = 8 * COLUMNS[-1]
 WARPS = 8  # of a narrow block, unless it has more slices
 MOST_STACK = 4  # tiles of 16 weight rows in a narrow block
 CHIP = 132  # multiprocessors; a chip of another size has the same bits from a less apt tile
+# Weight rows x tokens: 64 x 128, 128 x 96, 64 x 64.
 LARGE, FLAT, SMALL = Tile(8, 2, 2, 3), Tile(6, 4, 2, 3), Tile(4, 2, 2, 4)
 
 

@@ -35,7 +35,7 @@ class Tile(NamedTuple):
     columns: int
     down: int
     across: int
-    ring: int  # stages, 4 at most
+    ring: int  # stages; no more than the shortest slice has, 4
 
     @property
     def rows(self) -> int:

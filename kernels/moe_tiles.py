@@ -8,8 +8,8 @@ pairs: int32[tiles * width], the tile's pairs token * k + pick; what lies behind
 Pairs come in the order of arrival at an integer counter. No bit of a result depends on it: a pair
 is a column of an mma, and knows nothing of its neighbours. A pick outside of 0 .. E - 1 is padding.
 
-Every block counts all pairs, which takes less than to place them; each places those of its share of
-the experts.
+Every block counts all pairs, which costs less than placing them, and places those of its own
+experts, a run of them.
 
 A few pairs are not grouped: each is a tile of its own, and the router's choice serves as the plan.
 """
