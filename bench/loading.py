@@ -187,8 +187,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("folder", type=Path, help="checkpoint")
-    add("--tp", type=int, default=8, metavar="N")
-    add("--rank", type=int, default=0, metavar="N")
+    add("--tp", type=int, default=8, metavar="N", help="ranks (8)")
+    add("--rank", type=int, default=0, metavar="N", help="the one that loads (0)")
     add("--cache", type=Path, metavar="DIR", help="also write packed weights there and read them")
     add("--place", choices=("dropped", "cuda"), default="dropped")
     add("--json", type=Path, metavar="FILE", help="the figures, too")
@@ -208,7 +208,14 @@ def main(argv: list[str] | None = None) -> int:
             return 1
     first = result["steps"]["checkpoint"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(first["share"] < LEAST_SHARE or peak > MOST_BYTES)
+    missed = []
+    if first["share"] < LEAST_SHARE:
+        missed.append(f"{first['share']:.0%} of the disk's rate, not {LEAST_SHARE:.0%}")
+    if peak > MOST_BYTES:
+        missed.append(f"{peak / GIB:.2f} GiB of memory, above {MOST_BYTES / GIB:.0f}")
+    if missed:
+        print(f"goal missed: {'; '.join(missed)}", file=sys.stderr)
+    return int(bool(missed))
 
 
 if __name__ == "__main__":

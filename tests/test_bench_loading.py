@@ -21,6 +21,18 @@ def test_figures_of_a_rank(embedded, tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == 5
 
 
+@pytest.mark.parametrize(
+    "share, most, code, said",
+    [(0, 1 << 60, 0, ""), (9e9, 1 << 60, 1, "of the disk's rate, not"), (0, 1, 1, "GiB of memory")],
+)
+def test_a_missed_goal_is_said(embedded, capsys, monkeypatch, share, most, code, said):
+    monkeypatch.setattr(loading, "LEAST_SHARE", share)
+    monkeypatch.setattr(loading, "MOST_BYTES", most)
+    assert main([str(embedded)]) == code
+    err = capsys.readouterr().err
+    assert said in err and ("goal missed: " in err) is bool(code)
+
+
 def test_a_checkpoint_that_cannot_be_used_is_a_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.count("\n") == 1
