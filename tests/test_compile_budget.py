@@ -6,7 +6,6 @@ instantiations there are.
 """
 
 import re
-import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -15,13 +14,13 @@ import pytest
 
 pytest.importorskip("numba.cuda")
 
-from cuda.pathfinder import find_nvidia_binary_utility
 from numba import cuda, float32, int32
 
 from ddtree_numba.kernels.arguments import read, write
 from ddtree_numba.kernels.compile import LARGE_SHARED, MAX_SHARED
 from ddtree_numba.kernels.launch import Kernel
 
+from .machine_code import disassembled
 from .skinny_gemm import skinny_gemm
 
 FOLDER = Path(__file__).resolve().parents[1] / "kernels"
@@ -56,20 +55,14 @@ def parameters() -> list:
     ]
 
 
-def opcodes(cubin: bytes, path: Path) -> set[str]:
-    path.write_bytes(cubin)
-    tool = find_nvidia_binary_utility("nvdisasm")
-    assert tool, "nvdisasm is missing; the extra `test` installs it"
-    text = subprocess.run(
-        [tool, "-ndf", "-c", path], check=True, capture_output=True, text=True
-    ).stdout
-    return set(OPCODE.findall(text))
+def opcodes(cubin: bytes, folder: Path) -> set[str]:
+    return set(OPCODE.findall(disassembled(cubin, folder)))
 
 
 def over_budget(kernel: Kernel, arch: str, folder: Path) -> tuple[list[str], str]:
     """What the kernel breaks, and a line for the table."""
     made = kernel.compile(arch)
-    found = opcodes(made.cubin, folder / "kernel.cubin")
+    found = opcodes(made.cubin, folder)
     shared = made.shared_bytes + kernel.shared_bytes
     available = LARGE_SHARED if kernel.large else MAX_SHARED
     wrong = []

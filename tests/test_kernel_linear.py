@@ -1,14 +1,10 @@
 """The linear kernels on the CPU executor and, marked gpu, at published sizes: one order of the sum
 whatever the number of rows, the kernel, its tile and its cut along K."""
 
-import subprocess
-
 import numpy as np
 import pytest
 
 pytest.importorskip("numba.cuda")
-
-from cuda.pathfinder import find_nvidia_binary_utility
 
 from ddtree_numba.kernels import linear_narrow, linear_wide
 from ddtree_numba.kernels.arguments import bf16
@@ -17,6 +13,7 @@ from ddtree_numba.kernels.linear_order import Order, order_of
 from ddtree_numba.spec import linear as spec
 from ddtree_numba.spec.numerics import BF16, F32
 from tests.gpu_arrays import to_gpu, to_host
+from tests.machine_code import before_the_wait
 
 CASES = dict(
     one_row=dict(T=1, N=192, K=256),
@@ -137,15 +134,9 @@ def test_rows_may_lie_apart(rng):
 
 def test_the_weight_does_not_wait_for_the_kernel_ahead(tmp_path):
     """In the machine code: the assembler moves non-coherent loads behind the wait."""
-    tool = find_nvidia_binary_utility("nvdisasm")
     narrow, wide = linear_narrow.make(4, 2, 1, bf16, True), linear_wide.make(LARGE, bf16, True)
     for kernel, load, count in ((narrow, "LDG", 16), (wide, "LDGSTS", 12)):
-        (tmp_path / "kernel.cubin").write_bytes(kernel.compile("sm_90").cubin)
-        text = subprocess.run(
-            [tool, "-ndf", "-c", tmp_path / "kernel.cubin"], check=True, capture_output=True
-        ).stdout.decode()
-        before, _ = text.split("ACQBULK")
-        assert before.count(f"{load}.E") == count
+        assert before_the_wait(kernel, tmp_path).count(f"{load}.E") == count
 
 
 def test_what_does_not_fit_is_named():

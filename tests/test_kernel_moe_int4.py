@@ -13,6 +13,7 @@ from ddtree_numba.spec import moe_int4 as spec
 from ddtree_numba.spec.numerics import BF16, F32, Int4Matrix, bf16, dequantize_int4, pack_int4
 from tests.cases import small
 from tests.expert_records import on_device, packed, part, run, sums
+from tests.machine_code import before_the_wait
 
 WAYS = dict(direct=(1000, 4), narrow=(0, 100), wide=(0, 0))  # DIRECT, BUSY that bring it about
 SIZES = dict(T=4, k=2, E=3, H=128, I=64, base=True)
@@ -179,6 +180,13 @@ def test_blocks_fit_beside_each_other(way):
     for program in kernels.programs(112, 4, 448, way):
         block = program.kernel.shared_bytes + driver.RESERVED
         assert program.blocks * block <= 164 << 10, program.kernel.name
+
+
+def test_weights_of_down_do_not_wait_for_the_kernel_ahead(tmp_path):
+    """In the machine code: all but one of the ring's stages, of five or nine copies each."""
+    for way, count in ((kernels.UNGROUPED, 10), (8, 15), (32, 18)):
+        _, down = kernels.programs(112, 4, 448, way)
+        assert before_the_wait(down.kernel, tmp_path).count("LDGSTS") == count
 
 
 def test_one_workspace_serves_fewer_rows():
