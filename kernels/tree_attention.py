@@ -35,7 +35,7 @@ from ddtree_numba.kernels.compile import MAX_SHARED
 from ddtree_numba.kernels.launch import Kernel
 from ddtree_numba.spec.numerics import BF16
 
-RING = 5  # tiles of keys where one unit has the block to itself and there is room
+RING = 4  # tiles of keys where one unit has the block to itself and there is room
 UNITS = 1, 3, 5  # of a piece, that kernels are made for: five fill the registers
 
 
