@@ -1,9 +1,8 @@
-"""How many nodes to verify: a node is added only while it raises the expected tokens a second."""
+"""Step times by width, by which `spec/tree_size.py` says how many nodes to verify."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -41,17 +40,3 @@ class StepTimes:
         """Time the two steps by `seconds(call)`; verifying is made monotone in the width."""
         times = np.maximum.accumulate([seconds(partial(verify, rows)) for rows in WIDTHS])
         return cls(seconds(draft), WIDTHS, tuple(times.tolist()))
-
-
-def best_sizes(scores: Any, sizes: Any, times: StepTimes, ops: Any) -> Any:
-    """Nodes, root included, worth verifying of each tree that was built best first: int32 [R].
-
-    `scores` float32[R,N] are the nodes' log-probabilities. With n nodes beside the root, a round
-    emits 1 + sum exp(score) tokens in expectation and costs draft + verify(n + 1). The first node
-    that does not raise the ratio ends the tree (CaDDTree, arXiv 2606.01813).
-    """
-    xp = ops.xp
-    tokens = xp.cumsum(xp.exp(scores.astype(xp.float64)), axis=1)  # the root's score is 0: 1 token
-    rate = tokens / ops.constant(StepTimes.round_seconds, times, scores.shape[1])
-    rises = xp.cumprod(rate[:, 1:] > rate[:, :-1], axis=1)
-    return xp.minimum(1 + rises.sum(axis=1), sizes).astype(xp.int32)

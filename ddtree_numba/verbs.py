@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_numba.budget import StepTimes, best_sizes
+from ddtree_numba.budget import StepTimes
 from ddtree_numba.model.rank import Ranks
 from ddtree_numba.spec.tree_accept import Accept
 from ddtree_numba.spec.tree_build import Tree
@@ -99,7 +99,8 @@ def build(state: Round, ranks: Ranks, plan: Plan) -> None:
     depths = ops.xp.minimum(room, state.token_ids.shape[1])
     tree = ops.tree_build(state.roots, state.token_ids, state.log_probs, plan.budget, depths)
     if plan.times is not None:
-        sizes = best_sizes(tree.scores, tree.sizes, plan.times, ops)
+        seconds = ops.constant(StepTimes.round_seconds, plan.times, tree.scores.shape[1])
+        sizes = ops.tree_size(tree.scores, tree.sizes, seconds)
         tree = ops.tree_prefix(tree, sizes)
     state.tree = tree
 

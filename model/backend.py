@@ -28,6 +28,7 @@ from ddtree_numba.spec.router import router
 from ddtree_numba.spec.tree_accept import tree_accept
 from ddtree_numba.spec.tree_attention import tree_attention
 from ddtree_numba.spec.tree_build import Tree, tree_build
+from ddtree_numba.spec.tree_size import tree_size
 
 Backend = Any  # NumpyBackend, or CudaBackend, whose import needs Numba
 DTYPES = {"bfloat16": BF16, "float32": F32}
@@ -63,6 +64,7 @@ class NumpyBackend:
         self.tree_attention = tree_attention
         self.tree_build = tree_build
         self.tree_prefix = Tree.prefix
+        self.tree_size = tree_size
         self.verify_input = VerifyInput.of_tree
 
     def rope(self, *args: Any, out: np.ndarray | None = None, **options: Any) -> np.ndarray:

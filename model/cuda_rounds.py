@@ -13,6 +13,7 @@ from ddtree_numba.kernels import (
     tree_accept,
     tree_build,
     tree_mask,
+    tree_size,
 )
 from ddtree_numba.kernels.row_settings import Settings, settings
 from ddtree_numba.model.cuda_arrays import Array, CudaArrays
@@ -65,6 +66,9 @@ class CudaRounds(CudaArrays):
         sizes = self.empty((len(roots),), np.int32)
         out = Tree(tokens, parents, depths, self.empty(shape, F32), sizes)
         return tree_build.tree_build(roots, token_ids, log_probs, budget, max_depths, out=out)
+
+    def tree_size(self, scores, sizes, seconds):
+        return tree_size.tree_size(scores, sizes, seconds, out=self.empty(sizes.shape, np.int32))
 
     def tree_prefix(self, tree: Tree, sizes) -> Tree:
         """The first sizes[r] nodes; the width stays, and what lies beyond is padding."""

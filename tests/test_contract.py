@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OPERATIONS = [
-    *("draft_topk", "tree_build", "tree_links", "tree_mask", "tree_accept"),
+    *("draft_topk", "tree_build", "tree_size", "tree_links", "tree_mask"),
+    "tree_accept",
     *("cache_commit", "next_token", "round_advance"),
     *("embed", "rms_norm", "rope", "linear", "absorb", "kv_append", "tree_attention", "router"),
     *("moe_int4", "swiglu", "all_reduce", "all_gather"),
