@@ -46,9 +46,11 @@ def test_agrees_with_the_specification(name, rng, take):
     np.testing.assert_allclose(out, spec.moe_int4(**given).astype(F32), **spec.TOLERANCE)
 
 
-def test_e08_a_row_has_the_same_bits_alone_and_in_any_company(rng, take):
-    """In tiles of 8 that blocks find by themselves, of 8, of 32; alone, shuffled, crowded."""
+def test_e08_a_row_has_the_same_bits_alone_and_in_any_company(rng, take, monkeypatch):
+    """A pair a tile, tiles of 8, of 32, all of them one block's; alone, shuffled, crowded."""
+    monkeypatch.setattr(kernels, "_resident", lambda *_: 1)
     given = on_device(spec.inputs(SIZES | dict(T=3, H=64, I=32), rng))
+    given["experts"] = np.array([[0, 1], [0, 2], [2, 0]], np.int32)  # 3, 1 and 2 pairs
     together = run(**given)
     for rows in ([0], [2, 1]):
         assert run(**part(given, rows)).tobytes() == together[rows].tobytes()
