@@ -21,8 +21,8 @@ from ddtree_numba.spec.moe_int4 import moe_int4
 from ddtree_numba.spec.next_token import SamplingParams, next_token
 from ddtree_numba.spec.norm_rope_append import norm_rope_append
 from ddtree_numba.spec.numerics import BF16, F32
+from ddtree_numba.spec.qk_norm_rope import qk_norm_rope
 from ddtree_numba.spec.rms_norm import rms_norm
-from ddtree_numba.spec.rope import rope
 from ddtree_numba.spec.round_advance import round_advance
 from ddtree_numba.spec.router import router
 from ddtree_numba.spec.tree_accept import tree_accept
@@ -67,8 +67,8 @@ class NumpyBackend:
         self.tree_size = tree_size
         self.verify_input = VerifyInput.of_tree
 
-    def rope(self, *args: Any, out: np.ndarray | None = None, **options: Any) -> np.ndarray:
-        turned = rope(*args, **options)
+    def qk_norm_rope(self, *args: Any, out: np.ndarray | None = None, **options: Any) -> np.ndarray:
+        turned = qk_norm_rope(*args, **options)
         if out is None:
             return turned
         out[...] = turned

@@ -18,6 +18,7 @@ from ddtree_numba.kernels import (
     moe_int4,
     moe_records,
     norm_rope_append,
+    qk_norm_rope,
     rms_norm,
     rope,
     router,
@@ -67,13 +68,26 @@ class CudaBackend(CudaRounds):
     def rms_norm(self, x, weight, eps: float, residual=None):
         y = self.empty(x.shape)
         if residual is None:
-            return rms_norm.rms_norm(self._rows(x), weight, eps, out=y)
+            return rms_norm.rms_norm(x, weight, eps, out=y)
         return rms_norm.rms_norm(x, weight, eps, residual, out=(y, self.empty(x.shape)))
 
-    def rope(self, x, positions, inv_freq, interleaved=True, amplitude=1.0, out=None):
-        out = self.empty(x.shape) if out is None else out
+    def qk_norm_rope(
+        self,
+        joint,
+        q_norm,
+        k_norm,
+        eps: float,
+        positions,
+        inv_freq,
+        queries: int,
+        keys: int,
+        amplitude=1.0,
+        out=None,
+    ):
+        out = self.empty(joint.shape) if out is None else out
         table = self._rope_table(inv_freq, amplitude)
-        return rope.rope(x, positions, table, interleaved, out=out)
+        given = (joint, q_norm, k_norm, eps, positions, table, queries, keys)
+        return qk_norm_rope.qk_norm_rope(*given, out=out)
 
     def norm_rope_append(
         self,
@@ -174,14 +188,6 @@ class CudaBackend(CudaRounds):
 
     def _flat(self, elements: int, dtype: Any) -> Array:
         return self.empty((elements,), dtype)
-
-    def _rows(self, x: Array) -> Array:
-        """x itself if its rows are evenly apart, else a copy."""
-        if x.flags.c_contiguous or (x.ndim == 2 and x.strides[1] == x.itemsize):
-            return x
-        out = self.empty(x.shape)
-        self.copy(x, out)
-        return out
 
     def _attention_plan(
         self, page_table, starts, paths, sizes, heads: int, width: int, latent: int

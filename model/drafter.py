@@ -43,13 +43,11 @@ class Drafter:
         part = ops.linear(taps.reshape(requests * rows, -1), self.weights.fc)
         context = self.comm.all_gather(part)  # [T,H]
         context = ops.rms_norm(context, self.weights.hidden_norm, self.config.rms_norm_eps)
-        shape = (2, self.kv_heads, self.config.head_dim)
-        written = ops.empty((len(self.weights.layers), requests * rows, *shape))
+        shape = (requests * rows, 2 * self.kv_heads, self.config.head_dim)
+        written = ops.empty((len(self.weights.layers), *shape))
         for layer, out in zip(self.weights.layers, written, strict=True):
-            key_value = ops.linear(context, layer.qkv[self.query_width :])
-            key_value = key_value.reshape(requests * rows, *shape)
-            self._rotate(key_value[:, 0], layer.k_norm, positions, out=out[:, 0])
-            ops.copy(key_value[:, 1], out[:, 1])
+            key_value = ops.linear(context, layer.qkv[self.query_width :]).reshape(shape)
+            self.turned(key_value, layer, positions, queries=0, out=out)
         written = written.reshape(len(written), requests, rows, -1)
         order = ops.positions(starts * 0, rows).reshape(requests, rows)
         ops.cache_commit(cache.draft_pages, written, page_table, starts, order, counts)
@@ -86,22 +84,16 @@ class Drafter:
     ) -> np.ndarray:
         """Block rows see the committed context and the block, as the layer's type says."""
         ops, c = self.ops, self.config
-        requests = len(starts)
-        joint = ops.linear(h, layer.qkv)  # [T, (heads + 2 kv_heads) * head_dim]
-        joint = joint.reshape(len(h), -1, c.head_dim)
-        query, key, value = (
-            joint[:, : self.heads],
-            joint[:, self.heads : self.heads + self.kv_heads],
-            joint[:, self.heads + self.kv_heads :],
-        )
-        query = self._rotate(query, layer.q_norm, positions)
-        key = self._rotate(key, layer.k_norm, positions)
+        heads, both = self.heads, self.heads + self.kv_heads
+        joint = ops.linear(h, layer.qkv).reshape(len(h), both + self.kv_heads, c.head_dim)
+        joint = self.turned(joint, layer, positions, queries=heads)
+        joint = joint.reshape(len(starts), -1, *joint.shape[1:])
         causal, window = c.visibility(index)
         pages = cache.draft_pages[index]
         out = ops.draft_attention(
-            query.reshape(requests, -1, *query.shape[1:]),
-            key.reshape(requests, -1, *key.shape[1:]),
-            value.reshape(requests, -1, *value.shape[1:]),
+            joint[:, :, :heads],
+            joint[:, :, heads:both],
+            joint[:, :, both:],
             pages.reshape(*pages.shape[:2], 2, self.kv_heads, c.head_dim),
             page_table,
             starts,
@@ -116,21 +108,25 @@ class Drafter:
         part = self.ops.linear(self.ops.linear_swiglu(h, mlp.gate_up), mlp.down)
         return self.comm.all_reduce(part)
 
-    def _rotate(
+    def turned(
         self,
-        x: np.ndarray,
-        norm: np.ndarray,
+        joint: np.ndarray,
+        layer: DraftLayerWeights,
         positions: np.ndarray,
+        queries: int,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Norm of every head [T, heads, d], then its rotary embedding in half-split pairs."""
+        """Queries, keys and values [T, heads, d]; all but the values normed, then rotated."""
         c = self.config
-        normed = self.ops.rms_norm(x.reshape(-1, c.head_dim), norm, c.rms_norm_eps)
-        return self.ops.rope(
-            normed.reshape(x.shape),
+        return self.ops.qk_norm_rope(
+            joint,
+            layer.q_norm,
+            layer.k_norm,
+            c.rms_norm_eps,
             positions,
             self.inv_freq,
-            interleaved=False,
+            queries,
+            self.kv_heads,
             amplitude=c.rope_attention_factor,
             out=out,
         )

@@ -17,7 +17,7 @@ OPERATIONS = [
     *("cache_commit", "next_token", "round_advance"),
     *("embed", "rms_norm", "rope", "linear", "absorb", "kv_append", "tree_attention", "router"),
     *("moe_int4", "swiglu", "all_reduce", "all_gather"),
-    *("norm_rope_append", "absorb_rope", "linear_swiglu"),  # composed of those
+    *("norm_rope_append", "absorb_rope", "linear_swiglu", "qk_norm_rope"),  # composed of those
     "draft_attention",
 ]
 SHARED = {"numerics", "noise"}  # modules of spec/ that are no operations
