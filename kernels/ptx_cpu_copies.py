@@ -15,6 +15,7 @@ def copy16_part(address: int, x: Pointer, index: int, size: int) -> None:
         raise Fault(f"copy of {size} bytes out of 16")
     if size:
         x.memory.check(x.byte(index), 16 if size == 16 else 1)
+        x.memory.touched(x.byte(index), size)
     now.block.shared.begin_copy(int(address), 16)
     now.thread.open_copies.append((int(address), x, x.byte(index), int(size)))
 

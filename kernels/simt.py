@@ -22,7 +22,14 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from ddtree_numba.kernels import asm, ptx, ptx_cpu, ptx_cpu_arithmetic, ptx_cpu_copies
+from ddtree_numba.kernels import (
+    asm,
+    ptx,
+    ptx_cpu,
+    ptx_cpu_arithmetic,
+    ptx_cpu_copies,
+    simt_launches,
+)
 from ddtree_numba.kernels.arguments import Pointer as PointerKind
 from ddtree_numba.kernels.arguments import code_of, parameters
 from ddtree_numba.kernels.compile import MAX_SHARED
@@ -137,6 +144,9 @@ class Launch:
         _poison(list(kinds.values()), arguments)
         given = zip(kinds.items(), arguments, strict=True)
         bound = [_argument(name, kind, value) for (name, kind), value in given]
+        self.memories = [each.memory for each in bound if isinstance(each, Pointer)]
+        self.dependent = getattr(kernel, "pdl", False)
+        self.settled = False  # a thread has waited before it let the next kernel start
         meant = on_cpu(function)
         self.random = None if seed is None else np.random.default_rng(seed)
 
@@ -144,6 +154,7 @@ class Launch:
             try:
                 with np.errstate(all="ignore"):  # as quiet as a GPU; a greenlet has its own state
                     meant(*bound)
+                    now.thread.release()
             except Exception as error:
                 raise self._located(error) from error
 
@@ -188,7 +199,9 @@ def run(
     kernel, grid, threads, arguments, *, shared_bytes: int = 0, seed: int | None = None
 ) -> None:
     """Run `kernel` on numpy arrays, in place; `seed` shuffles the order of blocks and warps."""
-    run_together([Launch(kernel, grid, threads, arguments, shared_bytes=shared_bytes, seed=seed)])
+    launch = Launch(kernel, grid, threads, arguments, shared_bytes=shared_bytes, seed=seed)
+    with simt_launches.seen(launch):
+        run_together([launch])
 
 
 def run_together(launches: list[Launch]) -> None:

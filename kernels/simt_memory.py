@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_numba.kernels.simt_threads import Fault
+from ddtree_numba.kernels.simt_threads import Fault, now
 
 MASKS = {"B": 0xFF, "H": 0xFFFF, "I": 0xFFFFFFFF, "Q": (1 << 64) - 1}
+MARK = b"\1"
 SIGNED_BITS = {"b": 8, "h": 16, "i": 32, "q": 64}
 
 
@@ -52,6 +53,8 @@ class Memory:
             root = root.base
         # A device aligns allocations to 256 bytes; a view of one may start anywhere.
         self.skew = array.ctypes.data - root.ctypes.data
+        self.ahead: bytearray | None = None  # marks of bytes, while launches are watched
+        self.written: bytearray | None = None
 
     def check(self, start: int, size: int) -> None:
         if (start + self.skew) % size:
@@ -62,13 +65,22 @@ class Memory:
                 f"which has {len(self.bytes)}"
             )
 
+    def touched(self, start: int, size: int, written: bool = False) -> None:
+        """While launches are watched: mark what comes ahead of a thread's wait, what it writes."""
+        if self.ahead is not None and not now.thread.waited:
+            self.ahead[start : start + size] = MARK * size
+        if self.written is not None and written:
+            self.written[start : start + size] = MARK * size
+
     def load(self, start: int, size: int) -> bytes:
         self.check(start, size)
+        self.touched(start, size)
         return bytes(self.bytes[start : start + size])
 
     def store(self, start: int, data: bytes) -> None:
         self.check(start, len(data))
         self.check_writable()
+        self.touched(start, len(data), written=True)
         self.bytes[start : start + len(data)] = data
 
     def check_writable(self) -> None:
@@ -101,11 +113,14 @@ class Pointer:
         return index
 
     def __getitem__(self, index: int) -> Any:
-        return decoded(self.view[self.inside(index)], self.code)
+        index = self.inside(index)
+        self.memory.touched(index * self.size, self.size)
+        return decoded(self.view[index], self.code)
 
     def __setitem__(self, index: int, value: Any) -> None:
         index = self.inside(index)
         self.memory.check_writable()
+        self.memory.touched(index * self.size, self.size, written=True)
         self.view[index] = encoded(value, self.code)
 
 

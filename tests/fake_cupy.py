@@ -1,6 +1,7 @@
 """CuPy with numpy behind it, as far as backend cuda asks: streams do nothing, graphs are empty.
 
-Kernels are not run: `installed` notes their launches. Arrays start as zeros.
+`installed` notes the launches of kernels; the CPU executor runs them if asked to. Arrays start as
+zeros.
 """
 
 import contextlib
@@ -90,15 +91,18 @@ def module() -> ModuleType:
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[list[tuple[str, tuple]]]:
+def installed(run: bool = False) -> Iterator[list[tuple[str, tuple]]]:
     """`import cupy` gives the stand-in; yields (kernel, its arguments) of every launch."""
     from ddtree_numba.kernels.launch import Kernel
     from ddtree_numba.model import cuda_arrays
 
     launches: list[tuple[str, tuple]] = []
+    original = Kernel.launch
 
     def launch(self: Kernel, grid: Any, *arguments: Any, stream: Any = None) -> None:
         launches.append((self.name, arguments))
+        if run:
+            original(self, grid, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", module())
