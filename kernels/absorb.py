@@ -83,8 +83,8 @@ def make(slices: int, turned: int = 0) -> Kernel:
                 line, piece = cuda.threadIdx.x // pieces, cuda.threadIdx.x % pieces
                 row = block * lines + line
                 token = int64(cuda.blockIdx.z) * each + row
-                ptx.wait_for_previous()
                 ptx.launch_next()
+                ptx.wait_for_previous()
                 if line < lines and row < each and token < tokens:
                     at = token * x_token + cuda.blockIdx.y * x_head + ins + piece * WIDTH
                     to = token * out_token + cuda.blockIdx.y * out_head + outs + piece * WIDTH
@@ -109,8 +109,8 @@ def make(slices: int, turned: int = 0) -> Kernel:
                 for i in range(32):
                     a[s * 32 + i] = uint32(0)
 
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         token = int32(cuda.blockIdx.z * each)
         end = min(int32(token + each), tokens)
         place = (token + (lane >> 2)) * x_token + head * x_head + row

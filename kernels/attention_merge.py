@@ -71,12 +71,12 @@ def make(latent: int, span: int) -> Kernel:
         tile, unit, r = int32(cuda.blockIdx.x * span), int32(cuda.blockIdx.y), cuda.blockIdx.z
         units = nodes * parts
         node = int32(ptx.divide(unit, parts))
-        last = lasts[r * nodes + node]  # of the plan, older than the kernel before
+        last = lasts[r * nodes + node]  # of the plan, which is older than the partials
         count = int32(0)
         if last >= 0:
             count = int32(split_of(last) + 1)
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         # weights: eight threads have a split's columns
         column, first = tid & 7, tid >> 3
         entry = ((r * splits + first) * units + unit) * 8 + column

@@ -91,7 +91,8 @@ def make(width: int, latent: int, units: int) -> Kernel:
         acc = cuda.local.array(sums, float32)
         top = cuda.local.array(units, float32)
         total = cuda.local.array(units, float32)
-        # What the plan and earlier rounds wrote is older than the launch before: no wait for it.
+        # What the plan and earlier rounds wrote is there: `plan_ends`, or a kernel of the layer
+        # before, has waited for it.
         begin, behind = int32(ranges[cuda.blockIdx.x]), int32(ranges[cuda.blockIdx.x + 1])
         while begin < behind:
             end = min(int32(behind - begin), int32(WINDOW))

@@ -12,8 +12,8 @@ tails last, and block b does items[ranges[b] : ranges[b + 1]]: a block is filled
 piece would take it over a capacity, the least of CANDIDATES that needs no more blocks than there
 are. Only the schedule depends on that, on estimated times; the bits of a result do not.
 
-Partials read the plan ahead of their wait for the kernel before: it must be older than that one,
-which `plan_ends` behind it sees to.
+Partials read the plan ahead of their wait: `plan_ends`, between them, waits for it before it lets
+them start.
 """
 
 from functools import cache

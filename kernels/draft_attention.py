@@ -51,8 +51,8 @@ def draft_attention(
 ):
     """Every block row over its context and its block, into out; returns out.
 
-    The kernel directly ahead on the stream must not write pages, page_table or lengths, which are
-    read before it has ended. q, k and v may be parts of wider rows.
+    Pages, page_table and lengths are read ahead of the wait: see `pdl` of `launch.Kernel`. q, k and
+    v may be parts of wider rows.
     """
     requests, block, heads, width = q.shape
     kv_heads = k.shape[2]

@@ -31,9 +31,15 @@ class Kernel:
 
     threads: of a block. min_blocks: of a multiprocessor, for the compiler. shared_bytes: dynamic
     shared memory. max_registers: forced on the compiler. registers, opcodes: what the compile test
-    holds it to. pdl: may start before the kernel ahead of it on the stream has ended; it must then
-    call ptx.wait_for_previous() before it reads anything that kernel wrote. float64: meant. large:
-    needs more shared memory than a block of sm_120 has, and is launched elsewhere only.
+    holds it to. pdl: may start before the kernel ahead of it on the stream has ended; see below.
+    float64: meant. large: needs more shared memory than a block of sm_120 has, and is launched
+    elsewhere only.
+
+    With pdl a kernel starts when all threads of the one ahead have called ptx.launch_next() or
+    ended. Of what kernels write it may touch, ahead of its ptx.wait_for_previous(), only what was
+    complete when the latest kernel that calls launch_next behind its own wait did so: what is older
+    than that kernel. `simt_launches.py` finds what is not. Weights always are; so short kernels
+    call launch_next first, and the weights of the next one are on their way two kernels ahead.
     """
 
     def __init__(

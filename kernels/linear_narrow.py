@@ -95,8 +95,8 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
         for u in range(ahead):
             fetch(weight, low, high, column + u * STEP, width, a, 8 * u)
 
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         token = first_token + (lane >> 2)
         place, apart, left = token * stride, 8 * stride, int32(tokens - token)
         mine = ptx.shared_address(shared) + warp * ring

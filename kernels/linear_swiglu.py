@@ -41,8 +41,8 @@ def make(half: int) -> Kernel:
         i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
         row = i // pieces
         column = (i - row * pieces) * EACH
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         if row < rows:
             gate = cuda.local.array(EACH, float32)
             up = cuda.local.array(EACH, float32)

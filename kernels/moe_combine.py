@@ -56,8 +56,8 @@ def make(picks: int, with_base: bool) -> Kernel:
             for j in range(picks):
                 chosen[j] = picked[token * picks + j]
                 shares[j] = weights[token * picks + j]
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         if token < rows:
             for j in range(picks):
                 load(y, (token * picks + j) * part + column, values, j * WIDTH)

@@ -79,8 +79,8 @@ def make(element, q_width: int, kv_width: int, rope_width: int, shards: int = 1)
                 column = (lane + n * step) * WIDTH
                 if column < width:
                     fetch(norm, column, weights, n * words)
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         if warp < last:
             for n in range(each):
                 column = (lane + n * step) * WIDTH

@@ -89,8 +89,8 @@ def make(width: int, element, weight_element, residual: bool) -> Kernel:
             column = (lane + n * lanes) * WIDTH
             if even or column < width:
                 fetch_weight(weight, column, weights, n * weight_words)
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         for n in range(each):
             column = (lane + n * lanes) * WIDTH
             if here and (even or column < width):

@@ -79,8 +79,8 @@ def make_sums(width: int, experts: int, tiles: int) -> Kernel:
                     weights[at + n] = 0
                 if whole or column + UNIT * u < width:
                     load16(gate, expert * width + column + UNIT * u, weights, at)
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         tile, step = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
         own = int32(memory + warp * slot + 16 * lane)
         for s in range(STAGES - 1):
