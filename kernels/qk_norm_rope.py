@@ -77,8 +77,8 @@ def make(element, d: int) -> Kernel:
             fetch(q_norm, column, weights, 0)
         else:
             fetch(k_norm, column, weights, 0)
-        ptx.wait_for_previous()
         ptx.launch_next()
+        ptx.wait_for_previous()
         fetch(joint, token * joint_token + head * joint_head + column, xs, 0)
         position = positions[token]
         cuda.syncwarp()  # the compiler would let the head wait behind the table
