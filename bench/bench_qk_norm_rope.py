@@ -12,6 +12,6 @@ def launch(inv_freq, amplitude, *, out, stream, **given):
     qk_norm_rope(**given, out=out, stream=stream)
 
 
-@pytest.mark.parametrize("case", cases(spec))
+@pytest.mark.parametrize("case", cases(spec, rows=(8, 1024)))
 def bench_qk_norm_rope(measure, case):
     measure(case, launch, more=table)

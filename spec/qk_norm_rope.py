@@ -67,7 +67,6 @@ CASES: dict[str, dict] = {
     "tiny": dict(T=8, queries=4, keys=2, N=8, d=32),
     "k26": dict(T=8, queries=8, keys=1, N=10, d=128),
     "k26_keys": dict(T=8, queries=0, keys=1, N=2, d=128),
-    "k26_prompt": dict(T=1024, queries=0, keys=1, N=2, d=128),
 }
 
 
