@@ -1,5 +1,6 @@
 """The README's figures, from bench/results: `python -m bench.readme` writes, a test compares."""
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -163,4 +164,5 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="bench.readme", description=__doc__).parse_args()
     README.write_text(filled(README.read_text()))

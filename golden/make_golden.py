@@ -113,8 +113,10 @@ def provenance() -> dict:
 
 
 def main() -> None:
-    from golden.oracle import Oracle, versions
-
+    try:
+        from golden.oracle import Oracle, versions
+    except ImportError as error:
+        sys.exit(f'make_golden.py: {error}; pip install -e ".[oracle]"')
     record = provenance() | {"versions": versions()}
     oracle = Oracle(CHECKPOINT)
     prompts = read_prompts()

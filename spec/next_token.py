@@ -54,6 +54,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """ValueError, one line, for the first value that means nothing; top_k above V means off."""
+        for name in ("temperature", "top_p", "min_p"):
+            if not isinstance(value := getattr(self, name), int | float | np.number):
+                raise ValueError(f"{name} must be a number, not {value!r}")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature must be a finite number >= 0, not {self.temperature}")
         if not isinstance(self.top_k, int | np.integer) or self.top_k < 0:

@@ -113,14 +113,14 @@ def test_s19_top_k_cuts_ties_by_id():
         (dict(min_p=-0.1), "min_p"),
         (dict(min_p=1.1), "min_p"),
         (dict(min_p=math.nan), "min_p"),
+        (dict(temperature="warm"), "temperature"),
+        (dict(min_p=None), "min_p"),
     ],
 )
 def test_s19_parameters_out_of_range_are_refused_by_name(values, name):
     with pytest.raises(ValueError, match=f"^{name} must") as error:
         SamplingParams(**values)
     assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match=f"^{name} must"):
-        draw([[1, 2]], SamplingParams(**values))
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-8, 1, 1e300])
