@@ -35,11 +35,12 @@ class Kernel:
     float64: meant. large: needs more shared memory than a block of sm_120 has, and is launched
     elsewhere only.
 
-    With pdl a kernel starts when all threads of the one ahead have called ptx.launch_next() or
-    ended. Of what kernels write it may touch, ahead of its ptx.wait_for_previous(), only what was
-    complete when the latest kernel that calls launch_next behind its own wait did so: what is older
-    than that kernel. `simt_launches.py` finds what is not. Weights always are; so short kernels
-    call launch_next first, and the weights of the next one are on their way two kernels ahead.
+    With pdl a kernel starts when each block of the one ahead has called ptx.launch_next(), by any
+    thread, or ended. Of what kernels write it may touch, ahead of its ptx.wait_for_previous(), only
+    what was complete when the latest kernel that calls launch_next behind its own wait did so: what
+    is older than that kernel. `simt_launches.py` finds what is not. Weights always are; so short
+    kernels call launch_next first, and the weights of the next one are on their way two kernels
+    ahead.
     """
 
     def __init__(

@@ -250,11 +250,12 @@ def bar_sync(number, count):
 
 
 def wait_for_previous() -> None:
-    now.thread.waited = True
+    now.thread.waited = now.block.launch.waited = True
 
 
 def launch_next() -> None:
-    now.thread.release()
+    if not now.thread.waited:
+        now.block.launch.early = True
 
 
 def fence_sys() -> None:

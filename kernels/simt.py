@@ -146,7 +146,8 @@ class Launch:
         bound = [_argument(name, kind, value) for (name, kind), value in given]
         self.memories = [each.memory for each in bound if isinstance(each, Pointer)]
         self.dependent = getattr(kernel, "pdl", False)
-        self.settled = False  # a thread has waited before it let the next kernel start
+        self.waited = False  # a thread, for the kernel ahead
+        self.early = False  # a thread let the next kernel start before it waited
         meant = on_cpu(function)
         self.random = None if seed is None else np.random.default_rng(seed)
 
@@ -154,7 +155,6 @@ class Launch:
             try:
                 with np.errstate(all="ignore"):  # as quiet as a GPU; a greenlet has its own state
                     meant(*bound)
-                    now.thread.release()
             except Exception as error:
                 raise self._located(error) from error
 

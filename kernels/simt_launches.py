@@ -1,8 +1,9 @@
 """Dependent launch on the CPU executor: what a kernel touches ahead of its wait must be complete.
 
-The rule is that of `pdl` in `launch.py`. A kernel is settled here if one of its threads waits for
-the kernel ahead before it lets the next one start: when the next one starts, all kernels before the
-settled one have ended. The settled one may not have, nor any that follows it.
+The rule is that of `pdl` in `launch.py`. A kernel is settled here if a thread of it waits for the
+kernel ahead, and none lets the next one start before its own wait (a block's first call counts for
+the block): when the next one starts, all kernels before the settled one have ended. The settled one
+may not have, nor any that follows it.
 
     with watched():
         ...  # launches on numpy arrays, in the order of a stream
@@ -38,7 +39,8 @@ class Watch:
             touched = _places(launch, "ahead")
             for earlier, written in before:
                 _refuse(launch.name, touched, earlier, written)
-        if launch.settled or not launch.dependent:
+        settled = launch.waited and not launch.early
+        if settled or not launch.dependent:
             before.clear()
         before.append((launch.name, _places(launch, "written")))
 

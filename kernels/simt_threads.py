@@ -74,17 +74,10 @@ class Thread:
     open_copies: list = field(default_factory=list)
     copy_groups: list = field(default_factory=list)
     waited: bool = False  # for the kernel ahead
-    released: bool = False  # the next kernel, as far as this thread goes
 
     @property
     def lane(self) -> int:
         return self.index % WARP
-
-    def release(self) -> None:
-        """The next kernel may start, once all threads have come here or ended."""
-        if self.waited and not self.released:
-            self.block.launch.settled = True
-        self.released = True
 
 
 @dataclass(eq=False)

@@ -49,6 +49,15 @@ def reads_first(x: read(int32), y: write(int32)):
     y[cuda.threadIdx.x] = value
 
 
+@kernel(threads=2, pdl=True)
+@cuda.jit
+def one_launches_first(x: read(int32), y: write(int32)):
+    if cuda.threadIdx.x == 0:
+        ptx.launch_next()
+    ptx.wait_for_previous()
+    y[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+
+
 @kernel(threads=2)
 @cuda.jit
 def plain(x: read(int32), y: write(int32)):
@@ -78,11 +87,13 @@ def test_a_kernel_that_waits_first_vouches_for_those_before_it(abc):
         reads_first.launch(1, b, c)
 
 
-def test_a_kernel_that_launches_first_does_not(abc):
+@pytest.mark.parametrize("between", [launches_first, one_launches_first])
+def test_a_kernel_that_launches_first_does_not(abc, between):
+    """Be it by one thread: its block's first call counts."""
     a, b, c = abc
     with watched(), pytest.raises(Fault, match="waits_first writes"):
         waits_first.launch(1, a, b)
-        launches_first.launch(1, a, c)
+        between.launch(1, a, c)
         reads_first.launch(1, b, c)
 
 
