@@ -2,7 +2,7 @@
 
 A lane has eight columns of a head, so a head of 128 takes half of a warp. The norm adds in the
 order of `rms_norm` and has its bits; rounded, a head's halves change places between lanes, and each
-lane turns its own columns as `rope` does, with its table: a position outside of it gives NaN.
+lane rotates its own columns as `rope` does, by its table: a position outside of it gives NaN.
 """
 
 import math
@@ -138,7 +138,7 @@ def qk_norm_rope(
     out,
     stream=None,
 ):
-    """joint [T, N, d] into out, queries and keys normed and turned; returns out.
+    """joint [T, N, d] into out, queries and keys normed and rotated; returns out.
 
     table: `rope_table`. Heads of joint and of out may lie apart; out may be joint.
     """

@@ -47,7 +47,7 @@ class Drafter:
         written = ops.empty((len(self.weights.layers), *shape))
         for layer, out in zip(self.weights.layers, written, strict=True):
             key_value = ops.linear(context, layer.qkv[self.query_width :]).reshape(shape)
-            self.turned(key_value, layer, positions, queries=0, out=out)
+            self._rotated(key_value, layer, positions, queries=0, out=out)
         written = written.reshape(len(written), requests, rows, -1)
         order = ops.positions(starts * 0, rows).reshape(requests, rows)
         ops.cache_commit(cache.draft_pages, written, page_table, starts, order, counts)
@@ -86,7 +86,7 @@ class Drafter:
         ops, c = self.ops, self.config
         heads, both = self.heads, self.heads + self.kv_heads
         joint = ops.linear(h, layer.qkv).reshape(len(h), both + self.kv_heads, c.head_dim)
-        joint = self.turned(joint, layer, positions, queries=heads)
+        joint = self._rotated(joint, layer, positions, queries=heads)
         joint = joint.reshape(len(starts), -1, *joint.shape[1:])
         causal, window = c.visibility(index)
         pages = cache.draft_pages[index]
@@ -108,7 +108,7 @@ class Drafter:
         part = self.ops.linear(self.ops.linear_swiglu(h, mlp.gate_up), mlp.down)
         return self.comm.all_reduce(part)
 
-    def turned(
+    def _rotated(
         self,
         joint: np.ndarray,
         layer: DraftLayerWeights,

@@ -1,6 +1,6 @@
-"""What stands between the drafter's first projection and its attention: every head's norm and turn.
+"""Norm and rotation of the drafter's heads, between a layer's first projection and its attention.
 
-    joint = [queries | keys | the rest]             heads of a row of the projection
+    joint = [queries | keys | the rest]             heads of one row of the projection
     queries, keys -> rope(rms_norm(head))           rope in half-split pairs
     the rest      -> as it is                       values
 
@@ -17,7 +17,7 @@
 | amplitude | scalar    | float: factor of cosine and sine                  |
 | out       | [T, N, d] | dtype of joint                                    |
 
-Rounding: where the parts round: the normed head, then what is turned, each once.
+Rounding: where the parts round: the normed head, then the rotated one, each once.
 Errors: ValueError when shapes do not fit.
 Source: composed of `rms_norm` and `rope`; the order is Qwen3's (`modeling_qwen3.py`), of whose
 layers the DFlash drafter is made.
@@ -43,7 +43,7 @@ def qk_norm_rope(
     keys: int,
     amplitude: float = 1.0,
 ) -> np.ndarray:
-    """All heads, the first `queries + keys` of them normed and turned."""
+    """All heads, the first `queries + keys` of them normed and rotated."""
     if joint.ndim != 3 or not 0 <= queries <= queries + keys <= joint.shape[1]:
         raise ValueError(f"joint {joint.shape} does not have {queries} + {keys} heads")
     out = joint.copy()
