@@ -105,7 +105,7 @@ class Output:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Of a full disk, the system does not say which."""
+        """An error names the file, which the system does not for a full disk."""
         try:
             yield
         except OSError as error:
