@@ -12,7 +12,7 @@ import numpy as np
 from ddtree_numba import kept_times, verbs
 from ddtree_numba.budget import AUTO_BUDGET, MAX_BUDGET, StepTimes
 from ddtree_numba.detokenize import Detokenizer
-from ddtree_numba.load import EMBEDDED, Loaded, load_checkpoint
+from ddtree_numba.load import EMBEDDED, Loaded, Setup, Sources, load_checkpoint
 from ddtree_numba.model.cache import PAGE, PageTable, pages_for
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.players import player_of
@@ -79,8 +79,8 @@ class Engine:
         `ModelConfig`. While weights are read, `progress(bytes_done, bytes_total)` is called. Raises
         CheckpointError or ValueError, in one line, before anything is generated.
         """
-        named = folder or EMBEDDED, drafter, backend, tp, dtype
-        loaded = load_checkpoint(*named, progress, cache=cache, shard_latents=shard_latents)
+        sources = Sources(Path(folder or EMBEDDED), drafter, cache)
+        loaded = load_checkpoint(sources, Setup(backend, tp, dtype, shard_latents), progress)
         return cls(loaded, max_batch, max_context)
 
     def generate(

@@ -9,8 +9,7 @@ equal bit for bit: with DDTREE_NUMBA_CHECK_RANKS=N they compare, every N rounds,
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ddtree_numba import verbs, wire
 from ddtree_numba.backends import MOST_GPUS, Note, gpu_of, name_of, silent
 from ddtree_numba.engine import Engine
 from ddtree_numba.fingerprint import fingerprint
-from ddtree_numba.load import Loaded, load_checkpoint
+from ddtree_numba.load import Loaded, Setup, Sources, load_checkpoint
 from ddtree_numba.model.comm_tcp import RankError
 from ddtree_numba.model.numa import bind
 from ddtree_numba.model.place import check_every, gpus_are_shared
@@ -105,52 +104,41 @@ def compared(ranks: Ranks, group: ProcessGroup, every: int) -> Player:
 
 def load(
     group: ProcessGroup,
-    folder: Path,
-    drafter: str | Path | None,
-    backend: str,
-    dtype: str,
+    sources: Sources,
+    setup: Setup,
     max_batch: int,
     max_context: int | None,
-    progress: Callable[[int, int], None] | None,
-    cache: str | None = None,
-    fast_allreduce: bool = False,
-    shard_latents: bool = False,
-    note: Note | None = None,
+    progress: Callable[[int, int], None],
+    note: Note,
 ) -> Engine:
     """`Engine.load` over the ranks of a group; on rank 0."""
-    how = backend, dtype, fast_allreduce, shard_latents
-    group.comm.broadcast(wire.encode((fingerprint(folder, drafter), check_every(), how)))
-    loaded = load_rank(group, folder, drafter, progress, cache, note, *how)
+    printed = fingerprint(sources.folder, sources.drafter)
+    group.comm.broadcast(wire.encode((printed, check_every(), astuple(setup))))
+    loaded = load_rank(group, sources, setup, progress, note)
     return LeadingEngine(Led(**vars(loaded), group=group), max_batch, max_context)
 
 
 def load_rank(
     group: ProcessGroup,
-    folder: Path,
-    drafter: str | Path | None,
-    progress: Callable[[int, int], None] | None,
-    cache: str | None,
-    note: Note | None,
-    backend: str,
-    dtype: str,
-    fast_allreduce: bool,
-    shard_latents: bool,
+    sources: Sources,
+    setup: Setup,
+    progress: Callable[[int, int], None],
+    note: Note | None = None,
 ) -> Loaded:
     """A rank's share of a checkpoint, and what connects it with the others."""
-    backend = agreed_backend(group, backend, dtype, note or silent)
+    backend = agreed_backend(group, setup.backend, setup.dtype, note or silent)
+    setup = replace(setup, backend=backend, tp=group.world)
     device = group.place.local_rank if backend == "cuda" else None
-    named = folder, drafter, backend, group.world, dtype
-    more: dict[str, Any] = dict(device=device, shard_latents=shard_latents, note=note)
-    if fast_allreduce and backend != "cuda":
+    if setup.fast_allreduce and backend != "cuda":
         raise ValueError(f"--fast-allreduce has no effect with backend {backend}")
-    loaded = load_checkpoint(*named, progress, group.comm, cache, **more)
+    loaded = load_checkpoint(sources, setup, progress, note, group.comm, device)
     if backend == "cuda":
         from ddtree_numba.model.comm_cuda import connected
 
         (ops,) = loaded.backends
         bind(ops.bus_id)
         width = loaded.config.hidden_size
-        loaded.comm = connected(group, ops, width, fast_allreduce, note or silent)
+        loaded.comm = connected(group, ops, width, setup.fast_allreduce, note or silent)
     return loaded
 
 
@@ -174,20 +162,18 @@ def agreed_backend(group: ProcessGroup, backend: str, dtype: str, note: Note) ->
     return "numpy"
 
 
-def follow(
-    group: ProcessGroup, folder: Path, drafter: str | Path | None, cache: str | None = None
-) -> None:
+def follow(group: ProcessGroup, sources: Sources) -> None:
     """What every other rank does, until rank 0 takes leave; RankLost if it does not."""
     comm, announced = group.comm, group.comm.broadcast()
     if not announced:
         return  # nothing had to be decoded
     printed, every, how = wire.decode(announced)
-    if printed != fingerprint(folder, drafter):
+    if printed != fingerprint(sources.folder, sources.drafter):
         raise ValueError(
-            f"{folder} or its drafter holds another configuration, vocabulary or weights"
+            f"{sources.folder} or its drafter holds another configuration, vocabulary or weights"
             " than rank 0's"
         )
-    loaded = load_rank(group, folder, drafter, lambda *_: group.alive(), cache, None, *how)
+    loaded = load_rank(group, sources, Setup(*how), lambda *_: group.alive())
     ranks = loaded.build(*wire.decode(comm.broadcast()))
     comm.barrier()
     player = compared(ranks, group, every)

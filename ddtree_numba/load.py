@@ -31,6 +31,26 @@ from ddtree_numba.tokenizer import Tokenizer
 EMBEDDED = Path(__file__).parent / "tiny"
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Where a rank reads a checkpoint and its drafter, and where it keeps packed weights."""
+
+    folder: Path
+    drafter: str | Path | None = None
+    cache: str | Path | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a checkpoint is run: by all ranks alike."""
+
+    backend: str = "auto"
+    tp: int = 1
+    dtype: str = "bfloat16"
+    shard_latents: bool = False
+    fast_allreduce: bool = False
+
+
 @dataclass
 class Loaded:
     """A checkpoint in memory: `weights` of each rank of this process, target and drafter.
@@ -95,33 +115,28 @@ def drafter_folder(folder: Path, drafter: str | Path | None) -> Path | None:
 
 
 def load_checkpoint(
-    folder: str | Path,
-    drafter: str | Path | None,
-    backend: str,
-    tp: int,
-    dtype: str,
+    sources: Sources,
+    setup: Setup,
     progress: Callable[[int, int], None] | None = None,
-    comm: Comm | None = None,
-    cache: str | Path | None = None,
     note: Callable[[str], None] | None = None,
+    comm: Comm | None = None,
     device: int | None = None,
-    shard_latents: bool = False,
 ) -> Loaded:
     """Read configuration, tokenizer and every rank's weights, or those of the rank of `comm`.
 
     Without `comm` the ranks are threads, with cuda all on one GPU; with it, the rank is on GPU
-    `device`. Packed weights are read from the folder `cache`, or written there. note(line) says why
-    not, and why `auto` is not cuda.
+    `device`. Packed weights are read from the folder `sources.cache`, or written there. note(line)
+    says why not, and why backend `auto` is not cuda.
     Raises CheckpointError or ValueError, in one line.
     """
     begin = time.perf_counter()
     note = note or _complain
+    folder, tp = sources.folder, setup.tp
     numbers = range(tp) if comm is None else [comm.rank]
-    backends = open_backends(backend, dtype, len(numbers), note, device)
+    backends = open_backends(setup.backend, setup.dtype, len(numbers), note, device)
     ops = backends[0]
-    folder = Path(folder)
-    config = replace(load_config(folder), shards_latents=shard_latents and tp > 1)
-    draft_folder = drafter_folder(folder, drafter)
+    config = replace(load_config(folder), shards_latents=setup.shard_latents and tp > 1)
+    draft_folder = drafter_folder(folder, sources.drafter)
     drafter_config = load_drafter_config(draft_folder) if draft_folder is not None else None
     if drafter_config is not None:
         check_pair(config, drafter_config)
@@ -134,7 +149,9 @@ def load_checkpoint(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens,"
             f" config.json a vocab_size of {config.vocab_size}"
         )
-    packed = None if cache is None else Packed(Path(cache), ops.name, ops.keep, note)
+    packed = None
+    if sources.cache is not None:
+        packed = Packed(Path(sources.cache), ops.name, ops.keep, note)
     weights = []
     for rank, ops in zip(numbers, backends, strict=True):
         report = partial(_share, progress, rank, tp) if progress and comm is None else progress

@@ -18,6 +18,7 @@ from ddtree_numba.screen import Screen
 
 if TYPE_CHECKING:
     from ddtree_numba.engine import Engine
+    from ddtree_numba.load import Sources
     from ddtree_numba.model.config import DrafterConfig, ModelConfig
     from ddtree_numba.model.watch import ProcessGroup
     from ddtree_numba.prompts import Encoder, Prompt
@@ -67,23 +68,35 @@ class Command:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         if options.verbose:
             self.screen.note(f"loading; context {context} tokens, longest prompt {longest}")
-        named = self.folder, options.drafter, options.backend
         with Progress("loading", "B", self.screen.err, options.quiet) as progress:
             more: dict[str, Any] = dict(
                 max_batch=min(len(prompts), options.batch),
                 max_context=min(context, longest + max(options.max_new_tokens, 1)),
                 progress=progress,
-                cache=options.cache,
-                shard_latents=options.shard_latents,
             )
             if self.group is not None:
                 from ddtree_numba import led
+                from ddtree_numba.load import Setup
 
-                more |= dict(fast_allreduce=options.fast_allreduce, note=self.screen.note)
-                return led.load(self.group, *named, options.dtype, **more)
+                setup = Setup(
+                    options.backend,
+                    dtype=options.dtype,
+                    shard_latents=options.shard_latents,
+                    fast_allreduce=options.fast_allreduce,
+                )  # as many ranks as the group has
+                more |= dict(note=self.screen.note)
+                return led.load(self.group, self.sources(), setup, **more)
             from ddtree_numba.engine import Engine
 
-            return Engine.load(*named, options.tp, dtype=options.dtype, **more)
+            more |= dict(cache=options.cache, shard_latents=options.shard_latents)
+            named = self.folder, options.drafter, options.backend, options.tp
+            return Engine.load(*named, dtype=options.dtype, **more)
+
+    def sources(self) -> "Sources":
+        """What is read, by this rank."""
+        from ddtree_numba.load import Sources
+
+        return Sources(self.folder, self.options.drafter, self.options.cache)
 
     def note_rounds(self, engine: "Engine") -> None:
         """With --verbose: what a round asked of the experts, and of other ranks."""

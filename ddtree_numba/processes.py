@@ -105,7 +105,7 @@ def follow(options: argparse.Namespace, place: Place, interrupts: Interrupts) ->
             from ddtree_numba import led, prepare
 
             command = prepare.prepare(options, screen, interrupts)
-            led.follow(group, command.folder, options.drafter, options.cache)
+            led.follow(group, command.sources())
         return 0
     except Exception as error:
         lost = isinstance(error, RankLost)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddtree_numba.load import load_checkpoint
+from ddtree_numba.load import Setup, Sources, load_checkpoint
 from ddtree_numba.model.cache import PageTable
 from ddtree_numba.model.inputs import VerifyInput
 from ddtree_numba.spec.numerics import widen
@@ -16,7 +16,7 @@ PAGES, SLOTS, NODES = 12, 3, 160
 
 
 def build(embedded, dtype: str, tp: int = 1):
-    loaded = load_checkpoint(embedded, None, "numpy", tp, dtype)
+    loaded = load_checkpoint(Sources(embedded), Setup("numpy", tp, dtype))
     return loaded.build(PAGES, SLOTS, NODES, 64 * PAGES)
 
 
