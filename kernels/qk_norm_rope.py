@@ -16,11 +16,11 @@ from ddtree_numba.kernels.arguments import bf16, element_of, read, require, writ
 from ddtree_numba.kernels.launch import Kernel, kernel
 from ddtree_numba.kernels.numerics import divided
 from ddtree_numba.kernels.pieces import strides_of
-from ddtree_numba.kernels.rms_norm import WARP
+from ddtree_numba.kernels.rms_norm import WARP, sum_of_lanes
+from ddtree_numba.kernels.rope import make_angles
 from ddtree_numba.kernels.vector import WIDTH, WORDS8, fetch8, put8, round8, widen8
 
 THREADS = 128
-NAN = np.float32(np.nan)
 
 
 def lanes_of(d: int) -> int:
@@ -33,6 +33,7 @@ def make(element, d: int) -> Kernel:
     vectors, terms, half = d // WIDTH, np.float32(d), d // 2
     lanes = lanes_of(d)
     words = WORDS8[element]
+    angles = make_angles(d, WIDTH)
     fetch, put, widen, round_once = (t[element] for t in (fetch8, put8, widen8, round8))
 
     @kernel(
@@ -82,26 +83,14 @@ def make(element, d: int) -> Kernel:
         fetch(joint, token * joint_token + head * joint_head + column, xs, 0)
         position = positions[token]
         cuda.syncwarp()  # the compiler would let the head wait behind the table
-        if position >= 0 and position < known:
-            at = int64(position) * d + column % half
-            for k in range(0, WIDTH, 4):
-                cos[k], cos[k + 1], cos[k + 2], cos[k + 3] = ptx.ldg4_f(table, at + k)
-                sin[k], sin[k + 1], sin[k + 2], sin[k + 3] = ptx.ldg4_f(table, at + half + k)
-        else:
-            for k in range(WIDTH):
-                cos[k] = NAN
-                sin[k] = NAN
+        angles(table, known, position, column % half, cos, sin)
         widen(xs, 0, values, 0)
         square = float32(0)
         for k in range(WIDTH):
             square = square + values[k] * values[k]
         if lane >= vectors:
             square = float32(0)
-        step = lanes // 2
-        while step > 0:
-            square = square + ptx.shfl_xor_f(square, step)
-            step >>= 1
-        scale = float32(1) / math.sqrt(square / terms + eps)
+        scale = float32(1) / math.sqrt(sum_of_lanes(square, lanes) / terms + eps)
         if head < turned:
             widen(weights, 0, other, 0)
             for k in range(WIDTH):

@@ -26,13 +26,19 @@ EACH, WARPS = 3, 4
 
 
 @cuda.jit(device=True, inline="always")
-def warp_sum(value):
-    """The sum over a warp, in every lane."""
-    step = 16
+def sum_of_lanes(value, lanes):
+    """The sum over a warp's groups of so many neighbours, a power of two, in each of them."""
+    step = lanes // 2
     while step > 0:
         value = value + ptx.shfl_xor_f(value, step)
         step >>= 1
     return value
+
+
+@cuda.jit(device=True, inline="always")
+def warp_sum(value):
+    """The sum over a warp, in every lane."""
+    return sum_of_lanes(value, WARP)
 
 
 def shape_of(width: int) -> tuple[int, int, int]:

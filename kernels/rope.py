@@ -43,6 +43,29 @@ def rope_table(positions: int, inv_freq: np.ndarray, amplitude: float = 1.0) -> 
 
 
 @cache
+def make_angles(d: int, pairs: int):
+    """A device function: angles(table, known, position, pair, cos, sin).
+
+    Cosines and sines of `pairs` pairs from `pair` on; NaN for a position outside of the table.
+    """
+    half = d // 2
+
+    @cuda.jit(device=True, inline="always")
+    def angles(table, known, position, pair, cos, sin):
+        if position >= 0 and position < known:
+            row = int64(position) * d + pair
+            for k in range(0, pairs, 4):
+                cos[k], cos[k + 1], cos[k + 2], cos[k + 3] = ptx.ldg4_f(table, row + k)
+                sin[k], sin[k + 1], sin[k + 2], sin[k + 3] = ptx.ldg4_f(table, row + half + k)
+        else:
+            for k in range(pairs):
+                cos[k] = NAN
+                sin[k] = NAN
+
+    return angles
+
+
+@cache
 def make_turn(element, d: int):
     """A device function: turn(x, at, positions, token, table, known, pair, y, to).
 
@@ -85,6 +108,7 @@ def make(element, d: int, interleaved: bool, heads_each: int) -> Kernel:
     vectors = 1 if interleaved else 2  # of a thread and a head
     count, words = vectors * WIDTH, WORDS8[element]
     raw_count = heads_each * vectors * words
+    angles = make_angles(d, pairs)
     fetch, widen, store = fetch8[element], widen8[element], store8[element]
     layout = "pairs" if interleaved else "halves"
 
@@ -127,15 +151,7 @@ def make(element, d: int, interleaved: bool, heads_each: int) -> Kernel:
                 fetch(x, at + v * half, raw, (n * vectors + v) * words)
         position = positions[read_token]
         cuda.syncwarp()  # the compiler would let these loads wait behind the table's
-        if position >= 0 and position < known:
-            row = int64(position) * d + pair
-            for k in range(0, pairs, 4):
-                cos[k], cos[k + 1], cos[k + 2], cos[k + 3] = ptx.ldg4_f(table, row + k)
-                sin[k], sin[k + 1], sin[k + 2], sin[k + 3] = ptx.ldg4_f(table, row + half + k)
-        else:
-            for k in range(pairs):
-                cos[k] = NAN
-                sin[k] = NAN
+        angles(table, known, position, pair, cos, sin)
         for n in range(heads_each):
             if token < tokens and first + n < heads:
                 for v in range(vectors):
