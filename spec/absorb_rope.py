@@ -20,7 +20,7 @@ import numpy as np
 
 from ddtree_numba.spec.absorb import absorb
 from ddtree_numba.spec.numerics import BF16, Cost
-from ddtree_numba.spec.rope import rope, yarn_frequencies
+from ddtree_numba.spec.rope import SCALING, rope, yarn_frequencies
 
 TOLERANCE = dict(rtol=2**-7, atol=2e-3)  # of `absorb`; the rotation has numpy's bits
 
@@ -53,13 +53,12 @@ CASES: dict[str, dict] = {
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:
     rows, heads, ins, outs, turned = (case[k] for k in ("T", "h", "a", "b", "P"))
-    scaling = dict(factor=64, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
     weight = rng.standard_normal((heads, ins, outs)) / np.sqrt(ins)
     return dict(
         q=rng.standard_normal((rows, heads, ins + turned)).astype(BF16),
         weight=weight.astype(BF16),
         positions=1000 + np.arange(rows),
-        inv_freq=yarn_frequencies(turned, 50000.0, scaling),
+        inv_freq=yarn_frequencies(turned, 50000.0, SCALING),
         amplitude=case.get("amplitude", 1.0),
     )
 

@@ -28,7 +28,7 @@ import numpy as np
 from ddtree_numba.spec.kv_append import kv_append
 from ddtree_numba.spec.numerics import BF16, Cost
 from ddtree_numba.spec.rms_norm import rms_norm
-from ddtree_numba.spec.rope import rope, yarn_frequencies
+from ddtree_numba.spec.rope import SCALING, rope, yarn_frequencies
 
 TOLERANCE = dict(rtol=2**-7, atol=1e-6)  # of the norms; the rotation has numpy's bits
 
@@ -82,14 +82,13 @@ CASES: dict[str, dict] = {
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:
     rows, widths = case["T"], (case["Q"], case["D"], case["P"])
-    scaling = dict(factor=64, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
     return dict(
         joint=rng.standard_normal((rows, sum(widths))).astype(BF16),
         q_norm=rng.uniform(0.5, 1.5, case["Q"]).astype(BF16),
         kv_norm=rng.uniform(0.5, 1.5, case["D"]).astype(BF16),
         eps=1e-5,
         positions=1000 + np.arange(rows),
-        inv_freq=yarn_frequencies(case["P"], 50000.0, scaling),
+        inv_freq=yarn_frequencies(case["P"], 50000.0, SCALING),
         scratch=np.full((rows, case["D"] + case["P"]), np.nan, BF16),
         amplitude=case.get("amplitude", 1.0),
         shards=case.get("shards", 1),

@@ -27,7 +27,7 @@ import numpy as np
 
 from ddtree_numba.spec.numerics import BF16, Cost
 from ddtree_numba.spec.rms_norm import rms_norm
-from ddtree_numba.spec.rope import rope, yarn_frequencies
+from ddtree_numba.spec.rope import SCALING, rope, yarn_frequencies
 
 TOLERANCE = dict(rtol=2**-6, atol=2**-7)  # a step of the norm, then of a difference of products
 
@@ -71,14 +71,13 @@ CASES: dict[str, dict] = {
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:
-    scaling = dict(factor=64, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
     return dict(
         joint=rng.standard_normal((case["T"], case["N"], case["d"])).astype(BF16),
         q_norm=rng.uniform(0.5, 1.5, case["d"]).astype(BF16),
         k_norm=rng.uniform(0.5, 1.5, case["d"]).astype(BF16),
         eps=1e-6,
         positions=1000 + np.arange(case["T"], dtype=np.int32),
-        inv_freq=yarn_frequencies(case["d"], 1e6, scaling),
+        inv_freq=yarn_frequencies(case["d"], 1e6, SCALING),
         queries=case["queries"],
         keys=case["keys"],
         amplitude=case.get("amplitude", 1.0),

@@ -109,6 +109,8 @@ def _scaled(scaling: dict, key: str) -> float:
     return yarn_mscale(scaling.get("factor", 1.0), mscale)
 
 
+# Of the cases, here and where rope is a part: K2.6's.
+SCALING = dict(factor=64, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
 CASES: dict[str, dict] = {
     "one_row": dict(T=1, heads=(), d=16),
     "no_row": dict(T=0, heads=(8,), d=16),
@@ -123,11 +125,10 @@ CASES: dict[str, dict] = {
 
 
 def inputs(case: dict, rng: np.random.Generator) -> dict:
-    scaling = dict(factor=64, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
     return dict(
         x=rng.standard_normal((case["T"], *case["heads"], case["d"])).astype(BF16),
         positions=case.get("first", 1000) + np.arange(case["T"]),
-        inv_freq=yarn_frequencies(case["d"], 50000.0, scaling),
+        inv_freq=yarn_frequencies(case["d"], 50000.0, SCALING),
         interleaved=case.get("interleaved", True),
         amplitude=case.get("amplitude", 1.0),
     )
