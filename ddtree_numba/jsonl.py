@@ -1,6 +1,5 @@
 """Many prompts: an input with a record a line, and an output that can be taken up again."""
 
-import contextlib
 import json
 import math
 import os
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ddtree_numba.options import UsageError
+from ddtree_numba.screen import naming
 
 RESULT = b'{"index": '  # how every result begins
 
@@ -88,13 +88,13 @@ class Output:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one result, for good: an interruption later loses no line written before."""
-        with self._named():
+        with naming(self.path):
             self._file.write(dumps(record) + "\n")
             self._file.flush()
         self.finished[record["index"]] = record
 
     def close(self) -> None:
-        with self._named():
+        with naming(self.path):
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -102,14 +102,6 @@ class Output:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """An error names the file, which the system does not for a full disk."""
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.path) from None
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:

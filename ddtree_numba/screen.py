@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 
@@ -28,11 +29,9 @@ class Screen:
             self._held.append(text)
         elif text:
             self._end_line_of_err()
-            try:
+            with naming("standard output"):
                 self.out.write(text)
                 self.out.flush()
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, "standard output") from None
             self._out_open = self._lines and not text.endswith("\n")
 
     def reasoning(self, text: str) -> None:
@@ -94,6 +93,15 @@ def discard_stdout() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """An error of the system names the file, which it does not by itself for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def one_line(error: BaseException) -> str:
