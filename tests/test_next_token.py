@@ -121,6 +121,8 @@ def test_s19_parameters_out_of_range_are_refused_by_name(values, name):
     with pytest.raises(ValueError, match=f"^{name} must") as error:
         SamplingParams(**values)
     assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        draw([[1, 2]], SamplingParams(**values))
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-8, 1, 1e300])
