@@ -42,6 +42,9 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     slot_bytes = columns * SLOT
     ring = max(held * slot_bytes, 4 * PAD * tokens_each)
     narrow_out = element is bf16
+    # Of short rows so many blocks fit beside each other that weights of launches to come would
+    # delay the tokens of this one.
+    early = slices > 1
 
     @cuda.jit(device=True, inline="always")
     def fetch(weight, low, high, column, width, a, n):
@@ -95,8 +98,11 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
         for u in range(ahead):
             fetch(weight, low, high, column + u * STEP, width, a, 8 * u)
 
-        ptx.launch_next()
+        if early:
+            ptx.launch_next()
         ptx.wait_for_previous()
+        if not early:
+            ptx.launch_next()
         token = first_token + (lane >> 2)
         place, apart, left = token * stride, 8 * stride, int32(tokens - token)
         mine = ptx.shared_address(shared) + warp * ring
