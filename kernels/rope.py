@@ -71,7 +71,8 @@ def make_turn(element, d: int):
 
     Turns four interleaved pairs of a row of d from x[at] into y[to]; pair is the first of them.
     """
-    half, words, pairs = d // 2, WORDS8[element], WIDTH // 2
+    words, pairs = WORDS8[element], WIDTH // 2
+    angles = make_angles(d, pairs)
     fetch, widen, store = fetch8[element], widen8[element], store8[element]
 
     @cuda.jit(device=True, inline="always")
@@ -81,15 +82,7 @@ def make_turn(element, d: int):
         cos = cuda.local.array(pairs, float32)
         sin = cuda.local.array(pairs, float32)
         fetch(x, at, raw, 0)
-        position = positions[token]
-        if position >= 0 and position < known:
-            angles = int64(position) * d + pair
-            cos[0], cos[1], cos[2], cos[3] = ptx.ldg4_f(table, angles)
-            sin[0], sin[1], sin[2], sin[3] = ptx.ldg4_f(table, angles + half)
-        else:
-            for k in range(pairs):
-                cos[k] = NAN
-                sin[k] = NAN
+        angles(table, known, positions[token], pair, cos, sin)
         widen(raw, 0, values, 0)
         for k in range(pairs):
             a, b = values[2 * k], values[2 * k + 1]
