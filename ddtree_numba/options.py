@@ -61,6 +61,12 @@ class UsageError(ValueError):
     """What was asked for cannot be done; one line, exit code 2."""
 
 
+def of_option(error: ValueError) -> UsageError:
+    """Errors of the library begin with a parameter's name; users know it as an option."""
+    name, rest = str(error).split(" ", 1)
+    return UsageError(f"--{name.replace('_', '-')} {rest}")
+
+
 class Parser(argparse.ArgumentParser):
     """Usage errors are one line, with an example, instead of the whole usage."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_numba.budget import MAX_BUDGET
 from ddtree_numba.interrupts import Interrupts
-from ddtree_numba.options import UsageError
+from ddtree_numba.options import UsageError, of_option
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.screen import Screen
 
@@ -170,7 +170,7 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
     try:
         return SamplingParams(**{name: getattr(options, name) for name in names})
     except ValueError as error:
-        raise _of_option(error) from None
+        raise of_option(error) from None
 
 
 def read_configs(
@@ -192,7 +192,7 @@ def read_configs(
     try:
         name_of(options.backend, options.dtype)
     except ValueError as error:
-        raise _of_option(error) from None
+        raise of_option(error) from None
     folder = EMBEDDED if options.model is None else Path(options.model)
     config = replace(load_config(folder), shards_latents=options.shard_latents)
     drafter = drafter_folder(folder, options.drafter)
@@ -213,9 +213,3 @@ def check_cache(cache: str) -> None:
         raise UsageError(f"--cache {cache}: {error.strerror}") from None
     if not folder:
         raise UsageError(f"--cache {cache}: is no folder")
-
-
-def _of_option(error: ValueError) -> UsageError:
-    """Errors of the library begin with a parameter's name; users know it as an option."""
-    name, rest = str(error).split(" ", 1)
-    return UsageError(f"--{name.replace('_', '-')} {rest}")

@@ -32,7 +32,7 @@ from ddtree_numba.model.place import (
     meeting_way,
     patience,
 )
-from ddtree_numba.options import UsageError
+from ddtree_numba.options import UsageError, of_option
 from ddtree_numba.screen import Screen, one_line
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def on_gpus(options: argparse.Namespace) -> bool:
         cuda = name_of(options.backend, options.dtype) == "cuda"
         gpus = visible_gpus() if cuda else 0
     except ValueError as error:
-        raise UsageError(f"--{error}") from None
+        raise of_option(error) from None
     enough = gpus >= options.tp or cuda and gpus_are_shared()
     if options.backend == "cuda" and not enough:
         raise UsageError(

@@ -95,8 +95,9 @@ def test_options_that_cannot_be_met_are_usage_errors(command, monkeypatch, way, 
     assert ran.err.startswith(f"error: {message}")
 
 
-def test_a_backend_that_is_not_there_is_a_usage_error(command):
-    ran = command("x", "--backend", "cuda")
+@pytest.mark.parametrize("tp", ["1", "2"])
+def test_a_backend_that_is_not_there_is_a_usage_error(command, tp):
+    ran = command("x", "--backend", "cuda", "--tp", tp)
     assert ran.code == 2 and ran.out == "" and ran.err.count("\n") == 1
     assert ran.err.startswith("error: --backend 'cuda'")
 
