@@ -6,11 +6,13 @@ times of change, the index itself), by this version, for this configuration, bac
 otherwise, or if it is damaged, a line says so and it is made anew.
 """
 
+import errno
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from ddtree_numba.model.source import Build, CheckpointSource, Order, Place, Pro
 
 FORMAT = 2  # to be raised when what is stored changes, Records too
 SPARE = 1 << 30  # bytes of the disk that stay free
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Packed:
     backend: str
     keep: Callable[[Any, Any], Any]
     note: Callable[[str], None]
+    _told: set[str] = field(default_factory=set)
 
     def load(
         self,
@@ -51,7 +55,8 @@ class Packed:
         """The weights that are kept of the checkpoint in `folder`, or None."""
         path, files = self._path(folder, rank, world), Files()
         try:
-            if not path.is_file():  # a FIFO would be waited for; `recording` says what is there
+            # A FIFO would be waited for; `recording` says what is there, or may not be looked at.
+            if not os.path.isfile(path):
                 return None
             table = read_table(files, path)
             changed = difference(table["made_from"], self._origin(folder, config, rank, world))
@@ -93,7 +98,14 @@ class Packed:
         return Recording(source, writer, self)
 
     def _not_written(self, path: Path, error: OSError) -> None:
-        self.note(f"{path}: not written: {error.strerror or error}")
+        """A line; one for all files if it is the folder that cannot be written."""
+        reason = error.strerror or error
+        line = f"{path}: not written: {reason}"
+        if not os.path.isdir(self.folder) or error.errno in FORBIDDEN:
+            line = f"packed weights are not kept: {self.folder}: {reason}"
+        if line not in self._told:
+            self._told.add(line)
+            self.note(line)
 
     def _path(self, folder: Path, rank: int, world: int) -> Path:
         place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]

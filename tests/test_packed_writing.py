@@ -1,9 +1,11 @@
 """Packed weights that cannot be written: no half file stays, and the load goes on."""
 
+import errno
 import fcntl
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,4 +88,31 @@ def test_no_room_and_no_folder_are_said(tiny, kept, tmp_path, monkeypatch) -> No
     (tmp_path / "file").touch()
     kept.packed = replace(kept.packed, folder=tmp_path / "file")
     assert kept.load(tiny)
-    assert "not written: File exists" in kept.notes[0]
+    assert kept.notes == [f"packed weights are not kept: {tmp_path / 'file'}: File exists"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_may_not_be_written_is_named_once_for_all_files(
+    tiny, kept, monkeypatch, code
+) -> None:
+    def refused(path: Path, *_: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(packed_module, "Writer", refused)
+    assert equal(kept.load(tiny, 0, 2), load_target(tiny, load_config(tiny), 0, 2))
+    reason = f"{kept.packed.folder}: {os.strerror(code)}"
+    assert kept.notes == [f"packed weights are not kept: {reason}"]
+    assert kept.load(tiny, 1, 2) and kept.notes == [] == kept.files
+
+
+def test_a_folder_that_may_not_be_looked_into_costs_one_note(tiny, kept, monkeypatch) -> None:
+    folder, stat = kept.packed.folder, os.stat
+
+    def hidden(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{folder}/"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", hidden)
+    assert kept.load(tiny)
+    assert kept.notes == [f"packed weights are not kept: {folder}: Permission denied"]
