@@ -27,7 +27,6 @@ from bench.step_time import Clock
 from ddtree_numba import verbs
 from ddtree_numba.model.config import CheckpointError
 from ddtree_numba.model.rank import Ranks
-from ddtree_numba.model.weights import MoeMlp
 from ddtree_numba.spec.next_token import SamplingParams
 
 TOKENS, CONTEXTS = (1, 5, 9, 17, 33, 65), (1024, 8192, 32768, 131072)
@@ -175,15 +174,12 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace, ops: Any, rates: step_floor.Rates, show: Callable) -> dict:
     """Everything but what only a GPU can tell."""
     config, drafter = read_configs(options.config, options.tp, options.layers)
-    experts, picks = config.n_routed_experts, config.num_experts_per_tok
-    bias, share = step_routing.correction(experts, picks, options.overlap)
+    share = step_routing.draw(ops, config, options.overlap)
     most, nodes = max(options.contexts), max(options.tokens)
     if not 1 <= min(options.tokens) <= nodes <= verbs.CANDIDATES + 1:
         raise ValueError(f"--tokens must be from 1 to {verbs.CANDIDATES + 1}")
     begin = time.perf_counter()
     ranks, pages = build(ops, config, drafter, options.tp, most, nodes)
-    routed = sum(isinstance(layer.mlp, MoeMlp) for layer in ranks.ranks[0].target.weights.layers)
-    ops.router = step_routing.Drawn(ops, routed, picks, bias)
     ops.finish()
     show(f"rank built in {time.perf_counter() - begin:.1f} s")
     step = Step(ranks, pages, share, Clock(ops, options.rounds))

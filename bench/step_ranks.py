@@ -62,10 +62,7 @@ class Rank:
         config = replace(config, shards_latents=options.shard_latents)
         most, nodes = max(options.contexts), max(options.tokens)
         self.ranks, self.pages = build(self.ops, config, drafter, options.tp, most, nodes)
-        experts, picks = config.n_routed_experts, config.num_experts_per_tok
-        bias, self.share = step_routing.correction(experts, picks, None)
-        routed = config.num_hidden_layers - config.first_k_dense_replace
-        self.ops.router = step_routing.Drawn(self.ops, routed, picks, bias)
+        self.share = step_routing.draw(self.ops, config, None)
         room = room_of(world, config.hidden_size)
         memory, self.wrong = connect(rank, world, room, self.group.gather)
         comm: Any = PeerComm(memory, self.ops, self.group)  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_numba.model.config import ModelConfig
+
 ROWS = 1024  # drawn to find the factor
 
 
@@ -78,6 +80,14 @@ class Drawn:
         if (rows, layer) not in self.placed:  # not while a graph is captured: calls run once before
             self.placed[rows, layer] = self.ops.array(self.experts(rows, layer))
         return self.placed[rows, layer], weights
+
+
+def draw(ops: Any, config: ModelConfig, overlap: float | None) -> np.ndarray:
+    """Experts of a backend's router are drawn from now on; how popular each is, float64[E]."""
+    picks, layers = config.num_experts_per_tok, config.num_hidden_layers
+    bias, share = correction(config.n_routed_experts, picks, overlap)
+    ops.router = Drawn(ops, layers - config.first_k_dense_replace, picks, bias)
+    return share
 
 
 def statistics(picked: list[np.ndarray]) -> tuple[float, float]:
