@@ -110,7 +110,7 @@ def measure(
         copies=planned.copies,
         bytes=case.cost.bytes,
         flops=case.cost.flops,
-        kernels=[_used(kernel, grid, device.arch) for kernel, grid in launched],
+        kernels=[_used(kernel, grid, device.arch) for kernel, grid, _ in launched],
     )
 
 

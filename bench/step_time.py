@@ -10,22 +10,19 @@ near the step's time, not equal to it.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from bench.timing import Launch, launches
 from ddtree_numba.kernels.driver import three
-from ddtree_numba.kernels.launch import Kernel
 
 WARM_SECONDS = 0.05
 FEWEST = 3  # replays
 BEYOND_L2 = 256 << 20  # bytes
-
-Launch = tuple[Kernel, Any, tuple]
 
 
 def nothing() -> None:
@@ -94,7 +91,7 @@ class Clock:
         """
         if not self.graphs:
             return []
-        with self.ops.active(self.ops.new_pool()), recorded() as launched:
+        with self.ops.active(self.ops.new_pool()), launches() as launched:
             call()
         kinds: dict[tuple, list[Launch]] = {}
         for kernel, grid, arguments in launched:
@@ -108,23 +105,6 @@ class Clock:
         return sorted(rows, key=lambda row: -row["seconds"])
 
 
-def play(launches: list[Launch]) -> None:
-    for kernel, grid, arguments in launches:
+def play(launched: list[Launch]) -> None:
+    for kernel, grid, arguments in launched:
         kernel.launch(grid, *arguments)
-
-
-@contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """The launches inside with their arguments, which they keep alive."""
-    seen: list[Launch] = []
-    original = Kernel.launch
-
-    def launch(self: Kernel, grid: Any, *arguments: Any, stream: Any = None) -> None:
-        seen.append((self, grid, arguments))
-        original(self, grid, *arguments, stream=stream)
-
-    Kernel.launch = launch  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        Kernel.launch = original  # type: ignore[method-assign]

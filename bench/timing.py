@@ -22,6 +22,8 @@ SEQUENCE_L2 = 16  # times the L2 size in a sequence: what its end leaves in L2 i
 FEWEST, MOST = 16, 1024  # launches of a sequence
 COPY_BYTES = 16 << 30  # of all copies together
 
+Launch = tuple[Kernel, Any, tuple]  # a kernel, its grid, its arguments
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -80,14 +82,14 @@ def arrays(value: Any) -> list:
 
 
 @contextmanager
-def launches() -> Iterator[list[tuple[Kernel, Any]]]:
-    """The kernels that are launched inside, with their grids, in order."""
-    seen: list[tuple[Kernel, Any]] = []
+def launches() -> Iterator[list[Launch]]:
+    """The launches inside, in order, with their arguments, which they keep alive."""
+    seen: list[Launch] = []
     original = Kernel.launch
 
-    def launch(self: Kernel, grid: Any, *arguments: Any, **options: Any) -> None:
-        seen.append((self, grid))
-        original(self, grid, *arguments, **options)
+    def launch(self: Kernel, grid: Any, *arguments: Any, stream: Any = None) -> None:
+        seen.append((self, grid, arguments))
+        original(self, grid, *arguments, stream=stream)
 
     Kernel.launch = launch  # type: ignore[method-assign]
     try:
