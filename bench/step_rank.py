@@ -170,7 +170,7 @@ def read_configs(
                 (Path(made) / name / "config.json").write_text(json.dumps(config))
             return read_configs(Path(made), tp, layers)
     config, drafter = load_config(folder), load_drafter_config(folder / "drafter")
-    check_pair(config, drafter)
+    check_pair(config, drafter, folder, folder / "drafter")
     check_tp(config, tp, drafter)
     if layers is not None and layers < config.num_hidden_layers:
         dense = min(config.first_k_dense_replace, layers)

@@ -139,7 +139,7 @@ def load_checkpoint(
     draft_folder = drafter_folder(folder, sources.drafter)
     drafter_config = load_drafter_config(draft_folder) if draft_folder is not None else None
     if drafter_config is not None:
-        check_pair(config, drafter_config)
+        check_pair(config, drafter_config, folder, draft_folder)
     check_tp(config, tp, drafter_config)
     if ops.name == "cuda" and drafter_config is not None:
         check_block(drafter_config)

@@ -185,7 +185,7 @@ def read_configs(
             raise UsageError(f"--{name} {path}: no such folder")
     from ddtree_numba.backends import name_of
     from ddtree_numba.load import EMBEDDED, drafter_folder
-    from ddtree_numba.model.config import load_config, load_drafter_config
+    from ddtree_numba.model.config import check_pair, load_config, load_drafter_config
     from ddtree_numba.model.fields import CheckpointError
     from ddtree_numba.model.sharding import check_tp
 
@@ -197,6 +197,8 @@ def read_configs(
     config = replace(load_config(folder), shards_latents=options.shard_latents)
     drafter = drafter_folder(folder, options.drafter)
     drafter_config = None if drafter is None else load_drafter_config(drafter)
+    if drafter_config is not None:
+        check_pair(config, drafter_config, folder, drafter)
     check_tp(config, 1, drafter_config)  # what fails for one rank is the checkpoint's fault
     try:
         check_tp(config, options.tp, drafter_config)

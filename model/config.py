@@ -132,8 +132,18 @@ def load_config(folder: str | Path, mla_norm_eps: float | None = None) -> ModelC
     )
 
 
-def check_pair(config: ModelConfig, drafter: DrafterConfig) -> None:
-    """Do the sizes agree? The drafter borrows embedding and head, and taps layers."""
+def check_pair(
+    config: ModelConfig,
+    drafter: DrafterConfig,
+    folder: Path | None = None,
+    drafter_folder: Path | None = None,
+) -> None:
+    """Do the sizes agree? The drafter borrows embedding and head, and taps layers.
+
+    Raises CheckpointError, one line naming key and values, and the files where folders are given.
+    """
+    whose = "drafter" if drafter_folder is None else f"{drafter_folder / 'config.json'}:"
+    target = "" if folder is None else f" ({folder / 'config.json'})"
     pairs = (
         ("hidden_size", drafter.hidden_size, config.hidden_size),
         ("vocab_size", drafter.vocab_size, config.vocab_size),
@@ -141,7 +151,7 @@ def check_pair(config: ModelConfig, drafter: DrafterConfig) -> None:
     )
     for key, ours, theirs in pairs:
         if ours != theirs:
-            raise CheckpointError(f"drafter {key} is {ours}, the target has {theirs}")
+            raise CheckpointError(f"{whose} {key} is {ours}, the target has {theirs}{target}")
 
 
 def _check_type(section: Fields) -> None:

@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from ddtree_numba.load import EMBEDDED
 from ddtree_numba.tokenizer import Tokenizer
+from tests.checkpoints import drafter_config
 from tests.command import run
+from tests.refusals import write
 
 SAMPLED = ["--temperature", "1", "--max-new-tokens", "20", "--ignore-eos", "--budget", "8"]
 
@@ -76,6 +79,14 @@ def test_plan_needs_no_weights(command, embedded, tmp_path):
     (tmp_path / "config.json").write_bytes((embedded / "config.json").read_bytes())
     ran = command("--plan", "--model", str(tmp_path), "--tp", "8", "--card-gib", "24")
     assert ran.code == 0 and "24.00 GiB" in ran.out and "drafter taps" not in ran.out
+
+
+@pytest.mark.parametrize("way", ["x", "--plan"])
+def test_a_drafter_that_does_not_fit_is_named_with_its_target(command, tmp_path, way):
+    ran = command(way, "--drafter", str(write(tmp_path, drafter_config())))
+    sizes = "hidden_size is 64, the target has 192"
+    files = f"{tmp_path / 'config.json'}: {sizes} ({EMBEDDED / 'config.json'})"
+    assert ran.code == 1 and ran.out == "" and ran.err == f"error: {files}\n"
 
 
 @pytest.mark.parametrize("way", ["x", "--input none --output none", "--plan"])

@@ -143,6 +143,11 @@ def test_visibility_of_layers(tmp_path: Path) -> None:
 def test_drafter_of_another_target(tmp_path: Path, key: str) -> None:
     target = load_config(write(tmp_path, nested_config()))
     config = drafter_config()
-    config[key] *= 2
-    with pytest.raises(CheckpointError, match=key):
-        check_pair(target, load_drafter(tmp_path, config))
+    size, config[key] = config[key], config[key] * 2
+    drafter, folders = load_drafter(tmp_path, config), (Path("target"), Path("other"))
+    with pytest.raises(CheckpointError) as error:
+        check_pair(target, drafter)
+    sizes = f"{key} is {2 * size}, the target has {size}"
+    assert str(error.value) == f"drafter {sizes}"
+    line = refusal(lambda: check_pair(target, drafter, *folders))
+    assert line == f"other/config.json: {sizes} (target/config.json)"
