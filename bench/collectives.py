@@ -6,13 +6,13 @@ the calls themselves, and what the host does in between is not seen. The slowest
 
 import dataclasses
 import time
-from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
 import cupy
 import numpy as np
 
+from bench.gpu_processes import Group
 from bench.soak import Soak
 from ddtree_numba.kernels import all_gather
 from ddtree_numba.kernels.all_reduce import METHODS, all_reduce, choose
@@ -43,24 +43,20 @@ NCCL, NCCL_GATHER, NCCL_STACKED = "NCCL all-reduce", "NCCL all-gather, sum", "NC
 class Rank:
     """One process with its GPU."""
 
-    def __init__(self, rank: int, world: int, connection: Connection, options: Any) -> None:
-        self.rank, self.world, self.connection, self.options = rank, world, connection, options
+    def __init__(self, group: Group, options: Any) -> None:
+        self.group, self.options = group, options
+        self.rank, self.world = rank, world = group.rank, group.world
         cupy.cuda.Device(rank).use()
         largest = max(ROWS) * WIDTH * 2
         self.room = Room.of(world, 65 * WIDTH * 2, largest, largest)
         self.memory = PeerMemory(rank, world, self.room)
-        self.memory.join_processes(self.gather)
+        self.memory.join_processes(group.gather)
         self.peers, self.stream = self.memory.peers, self.memory.stream
         self.arrays: dict[int, Any] = {}
 
-    def gather(self, payload: bytes) -> list[bytes]:
-        """What every rank gave, in rank order; a barrier as well."""
-        self.connection.send(payload)
-        return self.connection.recv()
-
     def barrier(self) -> None:
         self.stream.synchronize()
-        self.gather(b"")
+        self.group.gather(b"")
 
     def payload(self, rows: int) -> tuple[Any, Any]:
         if rows not in self.arrays:
@@ -82,7 +78,8 @@ class Rank:
         if not nccl.available:
             raise ImportError("NCCL is not installed: pip install nvidia-nccl-cu13")
         name = nccl.get_unique_id() if self.rank == 0 else b""
-        group = self.nccl_group = nccl.NcclCommunicator(self.world, self.gather(name)[0], self.rank)
+        name = self.group.gather(name)[0]
+        group = self.nccl_group = nccl.NcclCommunicator(self.world, name, self.rank)
         kind = nccl.NCCL_BFLOAT16
         with self.stream:
             gathered = cupy.zeros((self.world, max(ROWS), WIDTH), BF16)
@@ -117,7 +114,7 @@ class Rank:
         self.barrier()
         elapsed = cupy.cuda.get_elapsed_time
         mine = median(elapsed(a, b) / 1e3 for a, b in zip(events, events[1:], strict=False))
-        return max(map(float, self.gather(repr(mine).encode())))
+        return self.group.slowest(mine)
 
     def times(self, call: Any, payloads: dict | None = None) -> dict[Any, float]:
         """us a call, by rows, or by payload."""
@@ -198,7 +195,7 @@ class Rank:
         """The last rank comes to no further call: how long until the others' streams are free."""
         self.barrier()
         if self.rank == self.world - 1:
-            self.gather(b"")
+            self.group.gather(b"")
             return {}
         self.peers = dataclasses.replace(self.peers, limit=STOPPED_LIMIT)
         x, out = self.payload(17)
@@ -208,13 +205,13 @@ class Rank:
             call(x, out)
         self.stream.synchronize()
         seconds = time.perf_counter() - start
-        self.gather(b"")
+        self.group.gather(b"")
         return dict(limit=STOPPED_LIMIT / 1e9, seconds=seconds, failure=self.peers.failure())
 
     def host_memory(self) -> dict[str, dict]:
         """Times of all methods in pinned host memory, as between GPUs without peer access."""
         try:
-            memory, _ = connect(self.rank, self.world, self.room, self.gather, ["host"])
+            memory, _ = connect(self.rank, self.world, self.room, self.group.gather, ["host"])
         except DeviceError as error:
             print(error)
             return {}

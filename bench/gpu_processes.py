@@ -4,6 +4,7 @@ import importlib
 import multiprocessing
 import os
 import threading
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,13 +13,31 @@ DEADLINE = 540  # seconds of all ranks together
 DEFAULTS = dict(NCCL_NVLS_ENABLE="0")
 
 
-def work(rank: int, world: int, connection: Connection, options: Any, task: str) -> None:
+@dataclass
+class Group:
+    """A rank's end of what `serve` passes on; all that `PeerComm` asks of a group of processes."""
+
+    rank: int
+    world: int
+    connection: Connection
+    failure: None = None
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """What every rank gave, in rank order; a barrier as well."""
+        self.connection.send(payload)
+        return self.connection.recv()
+
+    def slowest(self, seconds: float) -> float:
+        return max(map(float, self.gather(repr(seconds).encode())))
+
+
+def work(group: Group, options: Any, task: str) -> None:
     """A process's main function; an error goes to the parent, which ends the others."""
     try:
         module = importlib.import_module(task)
-        connection.send(module.Rank(rank, world, connection, options).all())
+        group.connection.send(module.Rank(group, options).all())
     except Exception as error:
-        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        group.connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise
     os._exit(0)  # whatever a graph or a communicator still holds
 
@@ -50,7 +69,7 @@ def run(world: int, options: Any, task: str) -> list[dict]:
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(world)]
     processes = [
-        context.Process(target=work, args=(rank, world, theirs, options, task), daemon=True)
+        context.Process(target=work, args=(Group(rank, world, theirs), options, task), daemon=True)
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for process in processes:

@@ -7,8 +7,7 @@ slowest rank's times count.
 """
 
 import argparse
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from dataclasses import replace
 from typing import Any
 
 from bench import gpu_processes, step_routing
@@ -23,24 +22,6 @@ TOKENS, CONTEXTS = (1, 9, 17), (8192, 32768)
 LENGTHS = (3.10, 4.86)
 
 
-@dataclass
-class Group:
-    """What `PeerComm` asks of a group of processes."""
-
-    rank: int
-    world: int
-    connection: Connection
-    failure: None = None
-
-    def gather(self, payload: bytes) -> list[bytes]:
-        """What every rank gave, in rank order; a barrier as well."""
-        self.connection.send(payload)
-        return self.connection.recv()
-
-    def slowest(self, seconds: float) -> float:
-        return max(map(float, self.gather(repr(seconds).encode())))
-
-
 def some_of(comm: Any, tp: int) -> Any:
     """A connection of fewer ranks than the model is cut into: the others' parts are repeated."""
     gather, comm.world = comm.all_gather, tp
@@ -51,23 +32,23 @@ def some_of(comm: Any, tp: int) -> Any:
 class Rank:
     """One process with its GPU."""
 
-    def __init__(self, rank: int, world: int, connection: Connection, options: Any) -> None:
+    def __init__(self, group: gpu_processes.Group, options: Any) -> None:
         from ddtree_numba.model.comm_cuda import PeerComm, room_of
         from ddtree_numba.model.cuda_backend import CudaBackend
         from ddtree_numba.model.peer_memory import connect
 
-        self.options, self.group = options, Group(rank, world, connection)
-        self.ops: Any = CudaBackend(rank)
+        self.group, self.options = group, options
+        self.ops: Any = CudaBackend(group.rank)
         config, drafter = read_configs(options.config, options.tp, options.layers)
         config = replace(config, shards_latents=options.shard_latents)
         most, nodes = max(options.contexts), max(options.tokens)
         self.ranks, self.pages = build(self.ops, config, drafter, options.tp, most, nodes)
         self.share = step_routing.draw(self.ops, config, None)
-        room = room_of(world, config.hidden_size)
-        memory, self.wrong = connect(rank, world, room, self.group.gather)
-        comm: Any = PeerComm(memory, self.ops, self.group)  # type: ignore[arg-type]
+        room = room_of(group.world, config.hidden_size)
+        memory, self.wrong = connect(group.rank, group.world, room, group.gather)
+        comm: Any = PeerComm(memory, self.ops, group)  # type: ignore[arg-type]
         self.comm = some_of(comm, options.tp)
-        self.clock = Clock(self.ops, options.rounds, self.group.slowest)
+        self.clock = Clock(self.ops, options.rounds, group.slowest)
 
     def use(self, comm: Any) -> None:
         (rank,) = self.ranks.ranks

@@ -10,23 +10,26 @@ import pytest
 pytest.importorskip("numba.cuda")
 
 from bench import gpu_processes, multi_gpu
+from bench.gpu_processes import Group
 
 
-def rank(connection, messages, got):
+def rank(group, messages, got):
     with suppress(EOFError):
         for message in messages:
-            connection.send(message)
-            if not isinstance(message, dict | Exception):
-                got.append(connection.recv())
+            if isinstance(message, dict | Exception):
+                group.connection.send(message)
+            else:
+                got.append(group.gather(message))
 
 
 def served(*messages_of_ranks):
     """What `serve` returns, and what each rank got, for ranks that send these messages."""
     pipes = [multiprocessing.Pipe() for _ in messages_of_ranks]
     got = [[] for _ in messages_of_ranks]
+    groups = [Group(number, len(pipes), theirs) for number, (_, theirs) in enumerate(pipes)]
     threads = [
-        threading.Thread(target=rank, args=(theirs, messages, found))
-        for (_, theirs), messages, found in zip(pipes, messages_of_ranks, got, strict=True)
+        threading.Thread(target=rank, args=given)
+        for given in zip(groups, messages_of_ranks, got, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -85,25 +88,22 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_measured(monkeypat
 # --- processes, over CUDA IPC: a GPU each where there are several, else slices of time
 
 
-def process(number: int, world: int, connection, where: str) -> None:
+def process(group: Group, where: str) -> None:
     try:
         import cupy
 
         from ddtree_numba.kernels.peers import Room
         from ddtree_numba.model.peer_memory import connect
 
-        def gather(payload: bytes) -> list[bytes]:
-            connection.send(payload)
-            return connection.recv()
-
-        cupy.cuda.Device(number % cupy.cuda.runtime.getDeviceCount()).use()
-        room = Room.of(world, *3 * [17 * 7168 * 2])
-        memory, wrong = connect(number, world, room, gather, [where], blocks=16, early=False)
-        gather(b"done")
+        cupy.cuda.Device(group.rank % cupy.cuda.runtime.getDeviceCount()).use()
+        room = Room.of(group.world, *3 * [17 * 7168 * 2])
+        place = group.rank, group.world, room, group.gather
+        memory, wrong = connect(*place, [where], blocks=16, early=False)
+        group.gather(b"done")
         memory.close()
-        connection.send(dict(wrong=wrong))
+        group.connection.send(dict(wrong=wrong))
     except Exception as error:
-        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        group.connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 @pytest.mark.gpu
@@ -115,7 +115,7 @@ def test_gpu_the_self_test_passes_between_processes(world, where, request):
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(world)]
     processes = [
-        context.Process(target=process, args=(number, world, theirs, where), daemon=True)
+        context.Process(target=process, args=(Group(number, world, theirs), where), daemon=True)
         for number, (_, theirs) in enumerate(pipes)
     ]
     for each in processes:
