@@ -9,19 +9,23 @@ import datetime
 import json
 import platform
 import shutil
+import sys
 from pathlib import Path
 
-import corpus
-import dataset
-import numpy as np
-import prompts
-import tokenizer_training
-import torch
-import train_drafter
-import train_target
-from evaluate import tokens_per_round
-from export import export_drafter, export_target
-from stored import load_drafter, load_target
+try:
+    import corpus
+    import dataset
+    import numpy as np
+    import prompts
+    import tokenizer_training
+    import torch
+    import train_drafter
+    import train_target
+    from evaluate import tokens_per_round
+    from export import export_drafter, export_target
+    from stored import load_drafter, load_target
+except ImportError as error:
+    sys.exit(f"retrain.py: {error}; pip install -e . torch tiktoken safetensors regex")
 
 PHASES = ("tokenizer", "corpus", "target", "drafter", "evaluate")
 HERE = Path(__file__).parent
