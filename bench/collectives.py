@@ -38,6 +38,7 @@ ROUND, ROUND_ROWS = 122, (1, 9, 17)  # all-reduces of a forward pass, with a nor
 SOAK_ROWS = ((1, 9, 17), (33, 65))
 STOPPED_LIMIT = 400_000_000  # ns
 NCCL, NCCL_GATHER, NCCL_STACKED = "NCCL all-reduce", "NCCL all-gather, sum", "NCCL, stacked"
+NO_NCCL = "NCCL is not installed: pip install nvidia-nccl-cu13"
 
 
 class Rank:
@@ -76,7 +77,7 @@ class Rank:
         from cupy.cuda import nccl
 
         if not nccl.available:
-            raise ImportError("NCCL is not installed: pip install nvidia-nccl-cu13")
+            raise ImportError(NO_NCCL)
         name = nccl.get_unique_id() if self.rank == 0 else b""
         name = self.group.gather(name)[0]
         group = self.nccl_group = nccl.NcclCommunicator(self.world, name, self.rank)
@@ -237,5 +238,7 @@ class Rank:
 def nccl_version() -> str:
     from cupy.cuda import nccl
 
+    if not nccl.available:
+        raise ImportError(NO_NCCL)
     version = nccl.get_version()
     return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         world, result = describe(parser, options.ranks)
     except (ImportError, RuntimeError) as error:
-        print(f"bench.multi_gpu: {error}", file=sys.stderr)
+        print(f"bench.multi_gpu: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     names = [options.part] if options.part else PARTS
     parts: dict[str, Callable[[], dict]] = dict(

@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
@@ -174,7 +175,10 @@ def main(arguments: list[str] | None = None) -> None:
         )
         print(f"\n{origin}\n\n{acceptance.table(tokens)}")
     if not options.no_plot:
-        plot(result, options.results / PLOT)
+        try:
+            plot(result, options.results / PLOT)
+        except ImportError as error:
+            sys.exit(f'bench.report: no plot: {error}; pip install -e ".[bench]", or --no-plot')
         print(f"\n{options.results / PLOT}")
 
 

@@ -14,6 +14,12 @@ logs=${DDTREE_NUMBA_RESULTS_DIR:-build/gpu}
 export DDTREE_NUMBA_RESULTS_DIR=${DDTREE_NUMBA_RESULTS_DIR:-bench/results}
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} PYTHONUNBUFFERED=1
 export PATH=$PATH:/usr/local/cuda/bin
+
+steps=${*:-tests memcheck racecheck bench}
+needed=(numpy ml_dtypes numba numba_cuda cupy pytest pytest_timeout)
+[[ $steps == bench ]] || needed+=(tiktoken jinja2 tqdm greenlet safetensors)
+[[ " $steps " != *" bench "* ]] || needed+=(pytest_benchmark)
+"$python" -m bench.packages "$0" "${needed[@]}" || exit
 mkdir -p "$logs" "$DDTREE_NUMBA_RESULTS_DIR"
 
 # Library versions of a GPU machine may warn where the pinned ones do not.
@@ -37,7 +43,6 @@ step() { # name, command...: runs it into a log, shows the end of the log where 
     summary+=("$(printf '| %-9s | %-9s | %5d s | %s |' "$name" "$( ((status)) && echo "FAILED $status" || echo ok)" $((SECONDS - start)) "$last")")
 }
 
-steps=${*:-tests memcheck racecheck bench}
 started=$(mktemp)
 for name in $steps; do
     case $name in

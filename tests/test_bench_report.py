@@ -201,6 +201,7 @@ def test_a_smoke_run_measures_and_keeps_nothing(pytest_run, options):
 
 PYTHON = """#!/bin/sh
 case "$*" in
+  *bench.packages*) ;;
   *bench.report*) echo "THE TABLE of $6" ;;
   *" bench") touch "$DDTREE_NUMBA_RESULTS_DIR/kernels-x.json"; echo "5 passed in 1s" ;;
   *) echo "7 passed in 2s"; exit $BROKEN ;;
