@@ -4,7 +4,7 @@ import pytest
 
 from bench.acceptance import held_out_code, measure
 from ddtree_numba.engine import Engine
-from ddtree_numba.sampling import SamplingParams
+from tests.answers import decode, sampling
 
 
 def test_tokens_per_round_on_held_out_code(engine, record_property):
@@ -20,10 +20,9 @@ def test_tokens_per_round_on_held_out_code(engine, record_property):
 @pytest.mark.parametrize("tp", [4, 8])
 def test_s09_trees_decode_as_plain_decoding_does_on_many_ranks(embedded, tp):
     engine = Engine.load(embedded, backend="numpy", tp=tp, max_batch=1)
-    params, answers = SamplingParams(max_new_tokens=24, ignore_eos=True), []
+    answers = []
     for mode in ("ar", "ddtree"):
-        tokens = [one.token_ids for one in engine.generate(["def f(x):\n"], params, mode, 8)]
-        answers.append(sum(tokens, []))
+        answers += decode(engine, ["def f(x):\n"], sampling(None, 24), mode, 8)
         first, *others = (taps.tobytes() for taps in engine.ranks.taps)
         assert len(others) == tp - 1 and all(other == first for other in others)
     assert len(answers[0]) == 24 and answers[0] == answers[1]
@@ -32,15 +31,10 @@ def test_s09_trees_decode_as_plain_decoding_does_on_many_ranks(embedded, tp):
 @pytest.mark.parametrize("seed", [None, 1])
 def test_s17_s34_two_ranks_decode_alike(embedded, seed):
     """Tensor parallel over threads: trees and draws agree, and so does one rank in float32."""
-    sampled = {} if seed is None else {"temperature": 0.8, "seed": seed}
-    params = SamplingParams(max_new_tokens=50, ignore_eos=True, **sampled)
     prompts = ["def f(x):\n", "import os\n"]
     answers = []
     for tp, mode in ((1, "ddtree"), (2, "ddtree"), (2, "ar")):
         cut = dict(tp=tp, shard_latents=mode == "ar")  # in float32 it changes nothing either
         engine = Engine.load(embedded, backend="numpy", **cut, dtype="float32", max_batch=2)
-        ids: list[list[int]] = [[], []]
-        for one in engine.generate(prompts, params, mode, 8):
-            ids[one.index] += one.token_ids
-        answers.append(ids)
+        answers.append(decode(engine, prompts, sampling(seed, 50), mode, 8))
     assert answers[0] == answers[1] == answers[2]

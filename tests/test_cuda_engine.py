@@ -1,22 +1,17 @@
 """The engine on a GPU: golden tokens, and the law to the bit, at every node of every round."""
 
-import json
 from itertools import zip_longest
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ddtree_numba.engine import Engine
 from ddtree_numba.sampling import SamplingParams
+from tests.answers import LINES, PROMPTS, TOKENS, decode, sampling
+from tests.test_golden import SURE, TREES, check_steps, tree
 
 pytestmark = pytest.mark.gpu
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-LINES = [json.loads(line) for line in (GOLDEN / "golden_tokens.jsonl").read_text().splitlines()]
-PROMPTS = [line["prompt_ids"] for line in LINES]
-SURE = 0.5  # a lead, in logits, that rounding to bfloat16 cannot overturn
-TOKENS = 64
 DRAFTS = [("ddtree", b) for b in (1, 2, 8, 16, 64, 65)] + [("ddtree", "auto"), ("chain", "auto")]
 
 
@@ -25,52 +20,29 @@ def engine(embedded) -> Engine:
     return Engine.load(embedded, backend="cuda", max_batch=16)
 
 
-def params(seed: int | None) -> SamplingParams:
-    temperature = 0.0 if seed is None else 0.8
-    return SamplingParams(temperature, max_new_tokens=TOKENS, ignore_eos=True, seed=seed)
-
-
-def decode(engine: Engine, prompts: list[list[int]], seed, mode: str, budget) -> list[list[int]]:
-    answers: list[list[int]] = [[] for _ in prompts]
-    for one in engine.generate(prompts, params(seed), mode, budget):
-        assert one.error is None
-        answers[one.index] += one.token_ids
-    return answers
-
-
 @pytest.fixture(scope="module")
 def plain(engine) -> dict[int | None, list[list[int]]]:
     """Every prompt decoded alone, one token a step; greedy, and drawn."""
     return {
-        seed: [decode(engine, [prompt], seed, "ar", 0)[0] for prompt in PROMPTS]
+        seed: [decode(engine, [prompt], sampling(seed), "ar", 0)[0] for prompt in PROMPTS]
         for seed in (None, 1)
     }
 
 
 def test_golden_tokens_at_every_sure_step(engine, record_property):
-    below, turned, steps = 0, [], 0
-    for line in LINES:
-        tokens, gaps = np.array(line["tokens"]), np.array(line["gaps"])
-        chain = list(range(len(tokens) - 1))
-        ours = engine.logits(line["prompt_ids"], line["tokens"][:-1], chain).argmax(-1)
-        sure = gaps > SURE
-        assert np.array_equal(ours[sure], tokens[sure]), line["name"]
-        below, steps = below + int((~sure).sum()), steps + len(tokens)
-        turned += gaps[ours != tokens].tolist()
+    bound = SURE["bfloat16"]
+    steps, below, turned = check_steps(engine, LINES, bound)
     record_property(
         "summary",
-        f"golden tokens on the GPU: {steps} steps, {below} lead by {SURE} or less, of which"
+        f"golden tokens on the GPU: {steps} steps, {below} lead by {bound} or less, of which"
         f" {len(turned)} turned (largest lead turned {max(turned, default=0):.3f})",
     )
     assert below < steps / 5
 
 
-@pytest.mark.parametrize("name", ["root", "chain", "bushy", "random", "wide"])
+@pytest.mark.parametrize("name", TREES)
 def test_golden_tree_logits(engine, name: str):
-    with np.load(GOLDEN / "golden_trees.npz") as arrays:
-        prompt, tokens, parents, logits = (
-            arrays[f"{name}.{field}"] for field in ("prompt", "tokens", "parents", "logits")
-        )
+    prompt, tokens, parents, logits = tree(name).values()
     ours = engine.logits(prompt.tolist(), tokens.tolist(), parents.tolist())
     assert np.abs(ours - logits).max() < 0.2 * np.abs(logits).max()
 
@@ -81,22 +53,18 @@ def test_golden_tree_logits(engine, name: str):
 def test_s09_speculation_changes_no_token_of_any_prompt(engine, plain, draft, seed, batch):
     for first in range(0, len(PROMPTS), batch):
         group = range(first, min(first + batch, len(PROMPTS)))
-        got = decode(engine, [PROMPTS[i] for i in group], seed, *draft)
+        got = decode(engine, [PROMPTS[i] for i in group], sampling(seed), *draft)
         assert got == [plain[seed][i] for i in group]
 
 
-@pytest.mark.parametrize(("index", "seed", "budget"), [(0, None, 16), (9, 1, 7), (20, None, 64)])
-def test_s09_logits_of_every_verified_node_are_plain_bits(
-    engine, index, seed, budget, record_property
-):
-    """Each round's whole tree against each of its paths as plain text: the last row's bits."""
-    text, nodes = list(PROMPTS[index]), 0
+def check_bits(engine: Engine, prompt: list[int], params: SamplingParams, budget: int) -> int:
+    """Each round's whole tree against its paths as plain text, to the bit -> how many nodes."""
+    text, nodes = list(prompt), 0
     known: dict[tuple, np.ndarray] = {}
-    for one in engine.generate([PROMPTS[index]], params(seed), "ddtree", budget):
-        tree = one.round
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    for one in engine.generate([prompt], params, "ddtree", budget):
+        tokens, parents = one.round.tokens.tolist(), one.round.parents.tolist()
         logits = engine.logits(text, tokens[1:], parents[1:])
-        for node in range(tree.size):
+        for node in range(one.round.size):
             path, at = [], node
             while at > 0:
                 path.insert(0, tokens[at])
@@ -107,6 +75,14 @@ def test_s09_logits_of_every_verified_node_are_plain_bits(
             assert np.array_equal(logits[node], known[prefix])
             nodes += 1
         text += one.token_ids
+    return nodes
+
+
+@pytest.mark.parametrize(("index", "seed", "budget"), [(0, None, 16), (9, 1, 7), (20, None, 64)])
+def test_s09_logits_of_every_verified_node_are_plain_bits(
+    engine, index, seed, budget, record_property
+):
+    nodes = check_bits(engine, PROMPTS[index], sampling(seed), budget)
     record_property("summary", f"GPU, prompt {index}, budget {budget}: {nodes} nodes bit-equal")
     assert nodes > TOKENS
 
@@ -120,7 +96,7 @@ def test_a_prompt_in_any_chunks_gives_the_same_bits(engine, monkeypatch):
 
 
 def test_a_round_is_one_graph_and_the_host_is_a_round_behind(engine):
-    assert decode(engine, [PROMPTS[0]], None, "ddtree", 13)
+    assert decode(engine, [PROMPTS[0]], sampling(None), "ddtree", 13)
     plans = {key[0]: each.graph for key, each in engine.rounds.player.captured.items()}
     graphs = [graph for plan, graph in plans.items() if plan.budget == 13]
     assert len(graphs) == 1 and graphs[0] is not None
@@ -131,15 +107,15 @@ def test_no_graph_writes_to_what_another_needs(engine, plain):
     """Sizes in turn, and again: workspaces, constants and draws of each are made between them."""
     for _ in range(3):
         for batch, budget in ((1, 8), (16, 64), (3, 1), (2, 33), (1, "auto")):
-            got = decode(engine, PROMPTS[:batch], 1, "ddtree", budget)
+            got = decode(engine, PROMPTS[:batch], sampling(1), "ddtree", budget)
             assert got == plain[1][:batch]
 
 
 def test_generators_that_take_turns_or_are_dropped(engine, plain):
-    first, second = (engine.generate([prompt], params(1), "ddtree", 16) for prompt in PROMPTS[:2])
+    first, second = (engine.generate([prompt], sampling(1), "ddtree", 16) for prompt in PROMPTS[:2])
     answers: list[list[int]] = [[], []]
     for both in zip_longest(first, second):
-        dropped = engine.generate([PROMPTS[2]], params(1), "ddtree", 16)
+        dropped = engine.generate([PROMPTS[2]], sampling(1), "ddtree", 16)
         next(dropped)
         dropped.close()
         for answer, one in zip(answers, both, strict=True):
@@ -151,7 +127,7 @@ def test_experts_are_counted_in_graphs(embedded):
     counting = Engine.load(embedded, backend="cuda", max_batch=1)
     (rank,) = counting.ranks.ranks
     rank.count_experts()
-    decode(counting, PROMPTS[:1], None, "ddtree", 8)
+    decode(counting, PROMPTS[:1], sampling(None), "ddtree", 8)
     used, rounds = rank.ops.host(rank.used), counting.rounds.player.played
     c = counting.config
     assert (used[: c.first_k_dense_replace] == 0).all()
@@ -170,8 +146,8 @@ def test_soak_of_random_prompts(engine, rng):
         prompts = [rng.integers(0, engine.config.vocab_size, n).tolist() for n in sizes]
         seed = None if rng.random() < 0.5 else int(rng.integers(1 << 31))
         budget = int(rng.choice([1, 7, 16, 33, 64]))
-        wanted = decode(engine, prompts, seed, "ar", 0)
-        for one in engine.generate(prompts, params(seed), "ddtree", budget):
+        wanted = decode(engine, prompts, sampling(seed), "ar", 0)
+        for one in engine.generate(prompts, sampling(seed), "ddtree", budget):
             assert one.error is None and one.token_ids == wanted[one.index][: len(one.token_ids)]
             del wanted[one.index][: len(one.token_ids)]
             rounds += 1

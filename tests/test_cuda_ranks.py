@@ -5,14 +5,14 @@ Processes have a GPU each where there are enough; else they share one and take t
 
 import json
 
-import numpy as np
 import pytest
 
 from ddtree_numba.engine import Engine
-from ddtree_numba.sampling import SamplingParams
 
+from .answers import LINES, PROMPTS, decode, sampling
 from .process_runs import Run, faulty
-from .test_cuda_engine import LINES, PROMPTS, SURE
+from .test_cuda_engine import check_bits
+from .test_golden import SURE, check_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -26,24 +26,8 @@ def streams(embedded, request) -> Engine:
     return Engine.load(embedded, backend="cuda", tp=request.param, max_batch=8)
 
 
-def decode(engine: Engine, prompts: list[list[int]], seed, mode: str, budget) -> list[list[int]]:
-    temperature = 0.0 if seed is None else 0.8
-    params = SamplingParams(temperature, max_new_tokens=TOKENS, ignore_eos=True, seed=seed)
-    answers: list[list[int]] = [[] for _ in prompts]
-    for one in engine.generate(prompts, params, mode, budget):
-        assert one.error is None
-        answers[one.index] += one.token_ids
-    return answers
-
-
 def test_golden_tokens_at_every_sure_step(streams, record_property):
-    steps, turned = 0, []
-    for line in LINES[:16]:
-        tokens, gaps = np.array(line["tokens"]), np.array(line["gaps"])
-        chain = list(range(len(tokens) - 1))
-        ours = streams.logits(line["prompt_ids"], line["tokens"][:-1], chain).argmax(-1)
-        assert np.array_equal(ours[gaps > SURE], tokens[gaps > SURE]), line["name"]
-        steps, turned = steps + len(tokens), turned + gaps[ours != tokens].tolist()
+    steps, _, turned = check_steps(streams, LINES[:16], SURE["bfloat16"])
     record_property(
         "summary",
         f"GPU, {streams.ranks.comm.world} ranks, golden tokens: {steps} steps,"
@@ -53,35 +37,27 @@ def test_golden_tokens_at_every_sure_step(streams, record_property):
 
 def test_s09_speculation_changes_no_token_where_latents_are_cut(embedded):
     streams = Engine.load(embedded, backend="cuda", tp=2, max_batch=8, shard_latents=True)
-    plain = [decode(streams, [prompt], None, "ar", 0)[0] for prompt in PROMPTS[:8]]
+    params = sampling(None, TOKENS)
+    plain = [decode(streams, [prompt], params, "ar", 0)[0] for prompt in PROMPTS[:8]]
     for draft in DRAFTS:
-        assert decode(streams, PROMPTS[:8], None, *draft) == plain
+        assert decode(streams, PROMPTS[:8], params, *draft) == plain
 
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_s09_speculation_changes_no_token_on_several_ranks(streams, seed):
-    plain = [decode(streams, [prompt], seed, "ar", 0)[0] for prompt in PROMPTS[:8]]
+    params = sampling(seed, TOKENS)
+    plain = [decode(streams, [prompt], params, "ar", 0)[0] for prompt in PROMPTS[:8]]
     for draft in DRAFTS:
-        assert decode(streams, PROMPTS[:8], seed, *draft) == plain
-        assert decode(streams, PROMPTS[:1], seed, *draft) == plain[:1]
+        assert decode(streams, PROMPTS[:8], params, *draft) == plain
+        assert decode(streams, PROMPTS[:1], params, *draft) == plain[:1]
 
 
 def test_s09_logits_of_a_tree_are_plain_bits_on_several_ranks(streams):
-    text = list(PROMPTS[3])
-    for one in streams.generate([PROMPTS[3]], SamplingParams(max_new_tokens=16), "ddtree", 16):
-        tokens, parents = one.round.tokens.tolist(), one.round.parents.tolist()
-        logits = streams.logits(text, tokens[1:], parents[1:])
-        for node in range(one.round.size):
-            path, at = [], node
-            while at > 0:
-                path.insert(0, tokens[at])
-                at = parents[at]
-            assert np.array_equal(logits[node], streams.logits([*text, *path])[0])
-        text += one.token_ids
+    assert check_bits(streams, PROMPTS[3], sampling(None, 16), 16)
 
 
 def test_all_ranks_hold_the_same_hidden_states(streams):
-    decode(streams, PROMPTS[:3], None, "ddtree", 16)
+    decode(streams, PROMPTS[:3], sampling(None, TOKENS), "ddtree", 16)
     streams.ranks.finish()
     first, *others = (
         rank.ops.host(taps)
@@ -116,10 +92,7 @@ def test_processes_decode_as_streams_do(tp, embedded, tmp_path, record_property)
     got = [json.loads(line) for line in answers.read_text().splitlines()]
     got.sort(key=lambda record: record["index"])
     streams = Engine.load(embedded, backend="cuda", tp=tp, max_batch=8)
-    params = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
-    wanted: list[list[int]] = [[] for _ in prompts]
-    for one in streams.generate(prompts, params, "ar"):
-        wanted[one.index] += one.token_ids
+    wanted = decode(streams, prompts, sampling(None, TOKENS), "ar")
     assert [record["token_ids"] for record in got] == wanted
     record_property("summary", f"{tp} processes on {min(gpus(), tp)} GPUs: {err.splitlines()[-2:]}")
 

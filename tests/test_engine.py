@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ddtree_numba.sampling import SamplingParams
+from tests.answers import decode
 from tests.scripted import answer, count_up, right, scripted_engine, wrong
 
 
@@ -149,9 +150,7 @@ def test_s17_same_seed_same_ids_wherever_it_stands():
 
     first = answer(engine, [1, 2, 3], sample(1))
     assert first.ids == answer(engine, [1, 2, 3], sample(1), "ar").ids
-    batch: list[list[int]] = [[], [], []]
-    for one in engine.generate([[1, 2, 3]] * 3, [sample(2), sample(3), sample(1)]):
-        batch[one.index] += one.token_ids
+    batch = decode(engine, [[1, 2, 3]] * 3, [sample(2), sample(3), sample(1)])
     assert batch[2] == first.ids and batch[0] != batch[1]
     fresh = [answer(engine, [1, 2, 3], sample(None)) for _ in range(2)]
     assert fresh[0].ids != fresh[1].ids

@@ -8,6 +8,7 @@ import pytest
 from ddtree_numba.budget import StepTimes
 from ddtree_numba.sampling import SamplingParams
 from ddtree_numba.spec.draft_topk import draft_topk
+from tests.answers import decode
 from tests.scripted import answer, count_up, right, scripted_engine, some_right, wrong
 
 
@@ -64,9 +65,7 @@ def test_more_prompts_than_slots_join_and_leave():
     engine = scripted_engine(count_up, some_right, max_batch=3)
     prompts = [[30 + i] * (1 + 9 * i) for i in range(11)]
     limits = [SamplingParams(max_new_tokens=1 + 7 * (i % 5)) for i in range(11)]
-    together: list[list[int]] = [[] for _ in prompts]
-    for one in engine.generate(prompts, limits, "ddtree", 16):
-        together[one.index] += one.token_ids
+    together = decode(engine, prompts, limits, "ddtree", 16)
     alone = [answer(engine, p, q, "ar").ids for p, q in zip(prompts, limits, strict=True)]
     assert together == alone
 

@@ -5,17 +5,12 @@ oracle's best token leads by more than a bound, ours must be the same token; eve
 and those below the bound are counted in the report.
 """
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from ddtree_numba.engine import Engine
-from ddtree_numba.sampling import SamplingParams
+from tests.answers import GOLDEN, LINES, TOKENS, decode, sampling
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-LINES = [json.loads(line) for line in (GOLDEN / "golden_tokens.jsonl").read_text().splitlines()]
 RELATIVE = 2e-4  # float32: largest difference over largest logit
 SURE = {"float32": 2e-3, "bfloat16": 0.5}  # a lead, in logits, that rounding cannot overturn
 TREES = ("root", "chain", "bushy", "random", "wide")
@@ -31,20 +26,26 @@ def tree(name: str) -> dict[str, np.ndarray]:
         return {f: arrays[f"{name}.{f}"] for f in ("prompt", "tokens", "parents", "logits")}
 
 
-@pytest.mark.parametrize("dtype", SURE)
-def test_golden_tokens_at_every_sure_step(engines, dtype: str, record_property):
-    """Each step on the golden prefix, so that one near tie does not excuse the steps behind it."""
-    below, turned = 0, []
-    for line in LINES:
+def check_steps(engine: Engine, lines: list[dict], bound: float) -> tuple[int, int, list[float]]:
+    """(steps, those that lead by `bound` or less, the leads of those that turned).
+
+    Each step on the golden prefix, so that one near tie does not excuse the steps behind it.
+    """
+    steps, below, turned = 0, 0, []
+    for line in lines:
         tokens, gaps = np.array(line["tokens"]), np.array(line["gaps"])
         chain = list(range(len(tokens) - 1))
-        logits = engines[dtype].logits(line["prompt_ids"], line["tokens"][:-1], chain)
-        ours = logits.argmax(-1)
-        sure = gaps > SURE[dtype]
+        ours = engine.logits(line["prompt_ids"], line["tokens"][:-1], chain).argmax(-1)
+        sure = gaps > bound
         assert np.array_equal(ours[sure], tokens[sure]), line["name"]
-        below += int((~sure).sum())
+        steps, below = steps + len(tokens), below + int((~sure).sum())
         turned += gaps[ours != tokens].tolist()
-    steps = sum(len(line["tokens"]) for line in LINES)
+    return steps, below, turned
+
+
+@pytest.mark.parametrize("dtype", SURE)
+def test_golden_tokens_at_every_sure_step(engines, dtype: str, record_property):
+    steps, below, turned = check_steps(engines[dtype], LINES, SURE[dtype])
     record_property(
         "summary",
         f"golden tokens, {dtype}: {steps} steps, {below} lead by {SURE[dtype]} or less, of which "
@@ -57,13 +58,10 @@ def test_golden_tokens_at_every_sure_step(engines, dtype: str, record_property):
 @pytest.mark.parametrize("line", LINES[::4], ids=lambda line: line["name"])
 def test_golden_tokens_are_generated(engines, line: dict, mode: str):
     """Free running in float32, up to the first step that is not sure."""
-    params = SamplingParams(max_new_tokens=64, ignore_eos=True)
-    tokens: list[int] = []
-    for one in engines["float32"].generate([line["prompt_ids"]], params, mode, 16):
-        tokens += one.token_ids
+    (tokens,) = decode(engines["float32"], [line["prompt_ids"]], sampling(None), mode, 16)
     unsure = [step for step, gap in enumerate(line["gaps"]) if gap <= SURE["float32"]]
-    held = unsure[0] if unsure else 64
-    assert len(tokens) == 64
+    held = unsure[0] if unsure else TOKENS
+    assert len(tokens) == TOKENS
     assert tokens[:held] == line["tokens"][:held]
 
 

@@ -1,50 +1,31 @@
 """The law: drafting changes how many tokens a step yields, never which, nor a bit of a logit."""
 
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ddtree_numba.engine import Engine
 from ddtree_numba.model.inputs import VerifyInput
-from ddtree_numba.sampling import SamplingParams
+from tests.answers import PROMPTS, TOKENS, decode, sampling
 
-TOKENS = 64
 BUDGETS = (1, 2, 7, 8, 16, 63, 64, 65)
 DRAFTS = [("ddtree", b) for b in BUDGETS] + [("ddtree", "auto"), ("chain", "auto")]
 SAMPLINGS = [None, 1, 2, 3]  # greedy, or the seed of a draw at temperature 0.8
-GOLDEN = Path(__file__).parents[1] / "golden" / "golden_tokens.jsonl"
-PROMPTS = [json.loads(line)["prompt_ids"] for line in GOLDEN.read_text().splitlines()]
 _plain: dict[tuple, list[int]] = {}
-
-
-def params(seed: int | None) -> SamplingParams:
-    if seed is None:
-        return SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
-    return SamplingParams(temperature=0.8, max_new_tokens=TOKENS, ignore_eos=True, seed=seed)
-
-
-def decode(engine: Engine, prompts: list[list[int]], seed, mode: str, budget) -> list[list[int]]:
-    answers: list[list[int]] = [[] for _ in prompts]
-    for one in engine.generate(prompts, params(seed), mode, budget):
-        assert one.error is None
-        answers[one.index] += one.token_ids
-    return answers
 
 
 def plain(engine: Engine, index: int, seed: int | None) -> list[int]:
     """Prompt `index` decoded alone, one token a step."""
     if (index, seed) not in _plain:
-        _plain[index, seed] = decode(engine, [PROMPTS[index]], seed, "ar", 0)[0]
+        _plain[index, seed] = decode(engine, [PROMPTS[index]], sampling(seed), "ar", 0)[0]
     return _plain[index, seed]
 
 
 def check(engine: Engine, indices: list[int], seed: int | None, mode: str, budget) -> None:
     wanted = [plain(engine, index, seed) for index in indices]
     assert all(len(tokens) == TOKENS for tokens in wanted)
-    assert decode(engine, [PROMPTS[i] for i in indices], seed, mode, budget) == wanted
+    assert decode(engine, [PROMPTS[i] for i in indices], sampling(seed), mode, budget) == wanted
 
 
 CASES = list(itertools.product(DRAFTS, SAMPLINGS))
@@ -89,7 +70,7 @@ def check_bits(engine: Engine, index: int, seed: int | None, budget, monkeypatch
 
     plain_bits: dict[int, np.ndarray] = {}
     monkeypatch.setattr(ranks, "choose", compared)
-    got = decode(engine, [PROMPTS[index]], seed, "ddtree", budget)[0]
+    got = decode(engine, [PROMPTS[index]], sampling(seed), "ddtree", budget)[0]
     monkeypatch.undo()
     assert got == plain(engine, index, seed)
     return nodes
@@ -116,7 +97,7 @@ def test_accepted_rows_are_what_plain_decoding_caches(engine):
     """After an answer the committed cache rows are, bit for bit, those of one-token steps."""
     kept = []
     for mode in ("ddtree", "ar"):
-        answer = engine.generate([PROMPTS[0]], params(None), mode, 16)
+        answer = engine.generate([PROMPTS[0]], sampling(None), mode, 16)
         length, pages = 0, engine.ranks.ranks[0].cache.pages
         for one in answer:
             length += len(one.token_ids)

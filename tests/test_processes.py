@@ -14,10 +14,10 @@ from ddtree_numba import processes
 from ddtree_numba.engine import Engine
 from ddtree_numba.fingerprint import BLOCK, fingerprint
 from ddtree_numba.model.checkpoint import INDEX
-from ddtree_numba.sampling import SamplingParams
+from tests.answers import LINES, decode, sampling
 from tests.command import ROOT, run
 from tests.process_runs import APART, PROMPT, Run, free_port, launched
-from tests.test_golden import LINES, SURE
+from tests.test_golden import SURE
 
 SHARD = "model-00004-of-000007.safetensors"
 
@@ -58,11 +58,8 @@ def test_tokens_are_those_of_ranks_as_threads(tmp_path, embedded):
     lines = LINES[4:6]
     got = decoded(tmp_path, lines, "--max-new-tokens", "24", *APART)
     engine = Engine.load(embedded, backend="numpy", tp=2)
-    wanted: list[list[int]] = [[], []]
-    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
-    for one in engine.generate([line["prompt_ids"] for line in lines], params, "ar"):
-        wanted[one.index] += one.token_ids
-    assert got == wanted
+    prompts = [line["prompt_ids"] for line in lines]
+    assert got == decode(engine, prompts, sampling(None, 24), "ar")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from ddtree_numba.model.config import load_config, load_drafter_config
 from ddtree_numba.model.fields import read_json
 from ddtree_numba.model.loader import load_target
 from ddtree_numba.model.manifest import target_manifest
-from ddtree_numba.sampling import SamplingParams
 from golden import k26, make_synthetic
 from golden.make_synthetic import main, resized, target_shards, write
 from tests import published
+from tests.answers import decode, sampling
 from tests.refusals import refusal
 from tests.refusals import write as write_config
 
@@ -92,12 +92,8 @@ def test_weights_are_of_use(small: Path) -> None:
 
 def test_the_command_s_engine_runs_on_it(small: Path) -> None:
     engine = Engine.load(small, backend="numpy", max_context=64)
-    params = SamplingParams(max_new_tokens=8, ignore_eos=True)
-    tokens = {
-        mode: [t for one in engine.generate(["def f"], params, mode) for t in one.token_ids]
-        for mode in ("ar", "ddtree")
-    }
-    assert len(tokens["ar"]) == 8 and tokens["ar"] == tokens["ddtree"]
+    plain, drafted = (decode(engine, ["def f"], sampling(None, 8), m)[0] for m in ("ar", "ddtree"))
+    assert len(plain) == 8 and plain == drafted
 
 
 def content(folder: Path) -> dict[str, bytes]:
