@@ -6,13 +6,14 @@ The kernel's function, and the device functions it refers to, are copied with ot
 
 It shows: divergent warp operations and barriers, deadlocks, accesses out of bounds or misaligned,
 uninitialised reads of shared and local memory, races on shared memory, asynchronous copies read
-too early, writes to read-only arguments. It does not show: the memory model between blocks,
-float64 where float32 was meant (the compiled code does), wrap-around at 32 or 64 bits outside of
-int32() and its kin, time.
+too early, writes to read-only arguments; `shuffled`, results that depend on which block, warp or
+lane comes first. It does not show: the memory model between blocks, float64 where float32 was meant
+(the compiled code does), wrap-around at 32 or 64 bits outside of int32() and its kin, time.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
@@ -127,6 +128,19 @@ def _three(shape: int | tuple[int, ...]) -> SimpleNamespace:
     return SimpleNamespace(x=int(x), y=int(y), z=int(z))
 
 
+_orders: list[np.random.Generator | None] = [None]
+
+
+@contextmanager
+def shuffled(seed: int) -> Iterator[None]:
+    """In launches inside, blocks, warps and lanes take turns in an order that the seed decides."""
+    _orders.append(np.random.default_rng(seed))
+    try:
+        yield
+    finally:
+        _orders.pop()
+
+
 class Launch:
     """One launch: what `run_together` runs beside others."""
 
@@ -149,7 +163,7 @@ class Launch:
         self.waited = False  # a thread, for the kernel ahead
         self.early = False  # a thread let the next kernel start before it waited
         meant = on_cpu(function)
-        self.random = None if seed is None else np.random.default_rng(seed)
+        self.random = _orders[-1] if seed is None else np.random.default_rng(seed)
 
         def body() -> None:
             try:
@@ -160,10 +174,11 @@ class Launch:
 
         self.body = body
 
-    def order(self, count: int) -> list[int]:
-        return (
-            list(range(count)) if self.random is None else self.random.permutation(count).tolist()
-        )
+    def shuffled(self, items: Sequence) -> Sequence:
+        """As they take turns: in their own order, or in one of the seed's."""
+        if self.random is None:
+            return items
+        return [items[i] for i in self.random.permutation(len(items))]
 
     def _located(self, error: Exception) -> Exception:
         """The error as a fault of the running thread, in the innermost line of its own code."""
@@ -176,7 +191,7 @@ class Launch:
         return now.block.fault(now.thread, text, place)
 
     def blocks(self):
-        for i in self.order(self.grid.x * self.grid.y * self.grid.z):
+        for i in self.shuffled(range(self.grid.x * self.grid.y * self.grid.z)):
             x, y = i % self.grid.x, i // self.grid.x % self.grid.y
             where = SimpleNamespace(x=x, y=y, z=i // (self.grid.x * self.grid.y))
             memory = SharedMemory(self.shared_bytes, MAX_SHARED)
@@ -198,7 +213,7 @@ def _enter(thread: Thread) -> None:
 def run(
     kernel, grid, threads, arguments, *, shared_bytes: int = 0, seed: int | None = None
 ) -> None:
-    """Run `kernel` on numpy arrays, in place; `seed` shuffles the order of blocks and warps."""
+    """Run `kernel` on numpy arrays, in place; seed: as of `shuffled`."""
     launch = Launch(kernel, grid, threads, arguments, shared_bytes=shared_bytes, seed=seed)
     with simt_launches.seen(launch):
         run_together([launch])

@@ -1,7 +1,7 @@
 """Threads, warps and blocks of the CPU executor: one greenlet a thread, which runs until it meets.
 
 A warp operation ends when all lanes of its mask have come to the same call; a barrier when all its
-threads have. Between barriers warps run one after another, in an order that a seed shuffles.
+threads have. Between them lanes and warps run one after another, in an order that a seed shuffles.
 Every warp counts synchronisations in a vector clock; shared memory compares clocks to see whether a
 barrier orders two accesses or they merely happened to come in that order.
 """
@@ -149,9 +149,9 @@ class Block:
         """Run until the block has ended (True) or all that could run polls memory (False)."""
         while self.ready:
             before, self.ready = self.ready, []
-            for w in self.launch.order(len(self.warps)):
-                mine = [thread for thread in before if thread.warp.index == w]
-                self.ready += self._run_warp(self.warps[w], mine, enter)
+            for warp in self.launch.shuffled(self.warps):
+                mine = [thread for thread in before if thread.warp is warp]
+                self.ready += self._run_warp(warp, mine, enter)
             self.ready += self._open_barriers()
             if self.ready and all(thread.waits.kind == "poll" for thread in self.ready):
                 return False
@@ -167,7 +167,7 @@ class Block:
         """Run lanes and settle their meetings until all wait for the block; returns the pollers."""
         polling: list[Thread] = []
         while ready:
-            for thread in ready:
+            for thread in self.launch.shuffled(ready):
                 thread.waits = RUNNING
                 enter(thread)
                 thread.run.switch()

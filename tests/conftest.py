@@ -5,7 +5,9 @@ import os
 # Before numpy starts: test processes share the cores, one thread each.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -19,6 +21,21 @@ def without_a_device(request, monkeypatch) -> None:
     if not request.node.get_closest_marker("gpu"):
         monkeypatch.setattr("ddtree_numba.backends.has_driver", lambda: False)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(autouse=True)
+def in_any_order(request) -> Iterator[None]:
+    """Kernels on the CPU executor run their blocks, warps and lanes in an order of the test's own.
+
+    No result may depend on who comes first; a test's name is its seed.
+    """
+    if not request.module.__name__.rpartition(".")[2].startswith("test_kernel_"):
+        yield
+        return
+    from ddtree_numba.kernels import simt
+
+    with simt.shuffled(crc32(request.node.nodeid.encode())):
+        yield
 
 
 @pytest.fixture

@@ -116,6 +116,33 @@ def test_atomics_are_no_race(seed):
 
 
 @cuda.jit
+def arrives(places: write(int32)):
+    """Each thread's place in the order in which its block's threads come."""
+    count = cuda.shared.array(1, int32)
+    if cuda.threadIdx.x == 0:
+        count[0] = 0
+    cuda.syncthreads()
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    places[i] = cuda.atomic.add(count, 0, 1)
+
+
+def test_a_seed_shuffles_lanes_and_warps_in_each_block_anew():
+    orders = []
+    for _ in range(2):
+        with simt.shuffled(3):
+            places = np.empty(3 * 64, np.int32)
+            run(arrives, places, grid=3)
+            orders.append(places.reshape(3, 64))
+    one, other = orders
+    assert np.array_equal(one, other), "a seed is one order"
+    assert (np.sort(one) == np.arange(64)).all() and len({tuple(block) for block in one}) == 3
+    assert {tuple(block < 32) for block in one[:, ::32]} == {(True, False), (False, True)}
+    assert all((np.diff(block[:32]) < 0).any() for block in one)
+    run(arrives, places, grid=3)
+    assert (places.reshape(3, 64) == np.arange(64)).all()
+
+
+@cuda.jit
 def writes_half(y: write(float32), z: write(int32)):
     if cuda.threadIdx.x < 32:
         y[cuda.threadIdx.x] = 0

@@ -45,7 +45,7 @@ FAULTS = {
     "the copy overwrites what is read": (
         "if slot > 0 else STAGES - 1",
         "if False else slot",
-        EARLY,
+        f"{EARLY}|{RACE}",  # who comes first decides which of the two is seen
     ),
     "the copy goes where another is under way": ("slot - 1 if slot > 0", "1 if slot == 0", TWICE),
     "mma in a branch of some lanes": (
