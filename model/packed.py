@@ -40,7 +40,7 @@ class Packed:
     backend: str
     keep: Callable[[Any, Any], Any]
     note: Callable[[str], None]
-    _told: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set, init=False, compare=False)
 
     def load(
         self,
@@ -55,7 +55,8 @@ class Packed:
         """The weights that are kept of the checkpoint in `folder`, or None."""
         path, files = self._path(folder, rank, world), Files()
         try:
-            # A FIFO would be waited for; `recording` says what is there, or may not be looked at.
+            # A FIFO would be waited for. What is there instead of a file, or that the folder may
+            # not be looked into, `recording` says.
             if not os.path.isfile(path):
                 return None
             table = read_table(files, path)
