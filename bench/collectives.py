@@ -38,7 +38,6 @@ ROUND, ROUND_ROWS = 122, (1, 9, 17)  # all-reduces of a forward pass, with a nor
 SOAK_ROWS = ((1, 9, 17), (33, 65))
 STOPPED_LIMIT = 400_000_000  # ns
 NCCL, NCCL_GATHER, NCCL_STACKED = "NCCL all-reduce", "NCCL all-gather, sum", "NCCL, stacked"
-NO_NCCL = "NCCL is not installed: pip install nvidia-nccl-cu13"
 
 
 class Rank:
@@ -46,11 +45,11 @@ class Rank:
 
     def __init__(self, group: Group, options: Any) -> None:
         self.group, self.options = group, options
-        self.rank, self.world = rank, world = group.rank, group.world
-        cupy.cuda.Device(rank).use()
+        self.rank, self.world = group.rank, group.world
+        cupy.cuda.Device(self.rank).use()
         largest = max(ROWS) * WIDTH * 2
-        self.room = Room.of(world, 65 * WIDTH * 2, largest, largest)
-        self.memory = PeerMemory(rank, world, self.room)
+        self.room = Room.of(self.world, 65 * WIDTH * 2, largest, largest)
+        self.memory = PeerMemory(self.rank, self.world, self.room)
         self.memory.join_processes(group.gather)
         self.peers, self.stream = self.memory.peers, self.memory.stream
         self.arrays: dict[int, Any] = {}
@@ -76,22 +75,20 @@ class Rank:
         """NCCL's own all-reduce, and its all-gather with the ordered sum behind."""
         from cupy.cuda import nccl
 
-        if not nccl.available:
-            raise ImportError(NO_NCCL)
         name = nccl.get_unique_id() if self.rank == 0 else b""
         name = self.group.gather(name)[0]
-        group = self.nccl_group = nccl.NcclCommunicator(self.world, name, self.rank)
+        communicator = self.nccl_communicator = nccl.NcclCommunicator(self.world, name, self.rank)
         kind = nccl.NCCL_BFLOAT16
         with self.stream:
             gathered = cupy.zeros((self.world, max(ROWS), WIDTH), BF16)
 
         def own(x: Any, out: Any) -> None:
             to = x.data.ptr, out.data.ptr
-            group.allReduce(*to, x.size, kind, nccl.NCCL_SUM, self.stream.ptr)
+            communicator.allReduce(*to, x.size, kind, nccl.NCCL_SUM, self.stream.ptr)
 
         def ordered(x: Any, out: Any) -> None:
             parts = gathered.reshape(-1)[: self.world * x.size].reshape(self.world, *x.shape)
-            group.allGather(x.data.ptr, parts.data.ptr, x.size, kind, self.stream.ptr)
+            communicator.allGather(x.data.ptr, parts.data.ptr, x.size, kind, self.stream.ptr)
             sum_gathered(parts, out=out, stream=self.stream)
 
         return {NCCL_GATHER: ordered, NCCL: own}
@@ -149,7 +146,7 @@ class Rank:
 
         def stacked(x: Any, out: Any) -> None:
             to = x.data.ptr, out.data.ptr
-            self.nccl_group.allGather(*to, x.size, nccl.NCCL_UINT32, self.stream.ptr)
+            self.nccl_communicator.allGather(*to, x.size, nccl.NCCL_UINT32, self.stream.ptr)
 
         calls = {method: ordered(method) for method in all_gather.METHODS}
         calls[NCCL_STACKED] = stacked
@@ -239,6 +236,6 @@ def nccl_version() -> str:
     from cupy.cuda import nccl
 
     if not nccl.available:
-        raise ImportError(NO_NCCL)
+        raise ImportError("NCCL is not installed: pip install nvidia-nccl-cu13")
     version = nccl.get_version()
     return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"

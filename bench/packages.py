@@ -1,6 +1,6 @@
-"""Are they installed? `python -m bench.packages WHO MODULE...` ends with one line if some are not.
+"""`python -m bench.packages WHO MODULE...`: one line and status 1 if some are not installed.
 
-The scripts ask before they start anything; nothing but the standard library is needed for that.
+Scripts ask before they start anything, so this needs nothing but the standard library.
 """
 
 import sys

@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from bench.packages import INSTALL
+
 RESULTS = Path(__file__).with_name("results")
 FOLDER = Path(os.environ.get("DDTREE_NUMBA_RESULTS_DIR", RESULTS))  # of new figures
 PATTERN = "kernels-*.json"
@@ -178,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             plot(result, options.results / PLOT)
         except ImportError as error:
-            sys.exit(f'bench.report: no plot: {error}; pip install -e ".[bench]", or --no-plot')
+            sys.exit(f"bench.report: no plot: {error}; {INSTALL}, or --no-plot")
         print(f"\n{options.results / PLOT}")
 
 

@@ -83,7 +83,10 @@ class Drawn:
 
 
 def draw(ops: Any, config: ModelConfig, overlap: float | None) -> np.ndarray:
-    """Experts of a backend's router are drawn from now on; how popular each is, float64[E]."""
+    """Put `Drawn` in the place of a backend's router -> float64[E], how popular each expert is.
+
+    ValueError as of `correction`.
+    """
     picks, layers = config.num_experts_per_tok, config.num_hidden_layers
     bias, share = correction(config.n_routed_experts, picks, overlap)
     ops.router = Drawn(ops, layers - config.first_k_dense_replace, picks, bias)
