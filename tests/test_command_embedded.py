@@ -85,8 +85,8 @@ def test_plan_needs_no_weights(command, embedded, tmp_path):
 def test_a_drafter_that_does_not_fit_is_named_with_its_target(command, tmp_path, way):
     ran = command(way, "--drafter", str(write(tmp_path, drafter_config())))
     sizes = "hidden_size is 64, the target has 192"
-    files = f"{tmp_path / 'config.json'}: {sizes} ({EMBEDDED / 'config.json'})"
-    assert ran.code == 1 and ran.out == "" and ran.err == f"error: {files}\n"
+    line = f"{tmp_path / 'config.json'}: {sizes} ({EMBEDDED / 'config.json'})"
+    assert ran.code == 1 and ran.out == "" and ran.err == f"error: {line}\n"
 
 
 @pytest.mark.parametrize("way", ["x", "--input none --output none", "--plan"])

@@ -18,7 +18,7 @@ PathFinder.find_spec = lambda name, *where: None if name in {!r} else find(name,
 
 
 def ran_without(names: str, tmp_path: Path, *command: str) -> list[str]:
-    """The lines that a command says, which must fail, as if these modules were not installed."""
+    """What a command says without these modules; it must fail and leave no file."""
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(names.split()))
     own = dict(PYTHONPATH=str(tmp_path), PYTHON=sys.executable)
     own |= dict(DDTREE_NUMBA_RESULTS_DIR=str(tmp_path / "kept"))
@@ -42,10 +42,10 @@ def test_retraining_names_the_package(tmp_path):
 def test_scripts_of_a_gpu_name_all_packages_at_once(script, tmp_path):
     names = "numba_cuda cupy pytest_timeout"
     (line,) = ran_without(names, tmp_path, "bash", f"bench/{script}")
-    found = line.removeprefix(f"bench/{script}: not installed: ").removesuffix(
-        f"; {packages.INSTALL}"
-    )
-    assert {"cupy-cuda13x", "numba-cuda"} <= {*found.split(", ")}
+    begin, end = f"bench/{script}: not installed: ", f"; {packages.INSTALL}"
+    assert line.startswith(begin) and line.endswith(end)
+    found = line.removeprefix(begin).removesuffix(end).split(", ")
+    assert {"cupy-cuda13x", "numba-cuda"} <= {*found}
     assert ("pytest-timeout" in found) == (script == "run_gpu.sh")
 
 
