@@ -20,7 +20,7 @@ from ddtree_numba.kernels.linear_order import Order, order_of
 from ddtree_numba.kernels.linear_wide import Tile
 from ddtree_numba.spec.numerics import BF16, F32
 
-COLUMNS = (1, 2, 4, 8)  # tiles of 8 tokens that the narrow kernel takes at once
+COLUMNS = (1, 2, 3, 4, 5, 8)  # tiles of 8 tokens that the narrow kernel takes at once
 NARROW = 8 * COLUMNS[-1]
 WARPS = 8  # of a narrow block, unless it has more slices
 MOST_STACK = 4  # tiles of 16 weight rows in a narrow block
@@ -141,7 +141,7 @@ def instances() -> list[Kernel]:
     made = {}
     cases = [(shape, bf16) for shape in SHAPES + TINY] + [(shape, float32) for shape in LOGITS]
     for (outs, width), element in cases:
-        for tokens in (1, 9, 17, 33, 65, 256, 1024):
+        for tokens in (*(8 * n for n in COLUMNS), 65, 256, 1024):
             way, order = way_of(tokens, outs, width), order_of(outs, width)
             target = element if way.parts == 1 else float32
             body, _, _ = _body(way, order, target, tokens, outs, width)

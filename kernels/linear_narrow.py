@@ -20,7 +20,7 @@ ROWS = 16  # of a warp
 SLOT = 512  # bytes of a step of 8 tokens: 16 of each lane
 MOST_SHARED = 64 << 10
 MANY_WARPS = 8  # in a block: beyond, no second block fits beside it
-WAVE = 4  # tiles of 8 tokens that are multiplied in turn
+WAVE = 5  # tiles of 8 tokens, at most, that are multiplied in turn
 PAD = ROWS + 4  # floats of a token's sums: lanes meet no bank twice
 
 
@@ -31,7 +31,9 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     exact: slices fill K, so that nothing lies beyond it.
     """
     warps = slices * stack
-    tokens_each, wave = 8 * columns, min(columns, WAVE)
+    waves = -(-columns // WAVE)
+    tokens_each, wave = 8 * columns, columns // waves
+    assert waves * wave == columns
     # steps of weights in registers, of which 64 sums and a block of 14 warps leave fewer
     ahead = STEPS if columns <= WAVE else STEPS // 2 if warps <= MANY_WARPS else STEPS // 4
     held = STEPS  # steps of tokens in shared memory
@@ -42,8 +44,8 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     slot_bytes = columns * SLOT
     ring = max(held * slot_bytes, 4 * PAD * tokens_each)
     narrow_out = element is bf16
-    # Of short rows so many blocks fit beside each other that weights of launches to come would
-    # delay the tokens of this one.
+    # Where one slice holds K, so many blocks fit beside each other that weights of launches to come
+    # would delay the tokens of this one.
     early = slices > 1
 
     @cuda.jit(device=True, inline="always")

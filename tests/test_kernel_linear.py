@@ -19,6 +19,7 @@ CASES = dict(
     one_row=dict(T=1, N=192, K=256),
     no_row=dict(T=0, N=192, K=256),
     seventeen_rows=dict(T=17, N=40, K=192),
+    forty_rows=dict(T=40, N=16, K=128),
     logits=dict(T=5, N=72, K=192, out_dtype=F32),
     odd_rows_of_the_weight=dict(T=9, N=21, K=264),
     one_by_eight=dict(T=2, N=1, K=8),
@@ -66,11 +67,11 @@ def test_rounds_once_at_the_end():
 
 
 def test_s09_a_row_has_the_same_bits_alone(rng):
-    x, weight = given(17, 17, 264, rng)
+    x, weight = given(33, 17, 264, rng)
     together = run(x, weight, F32)
-    for count in (1, 2, 8, 9):
+    for count in (1, 2, 8, 9, 17, 25):
         assert run(x[7 : 7 + count], weight, F32).tobytes() == together[7 : 7 + count].tobytes()
-    order = rng.permutation(17)
+    order = rng.permutation(33)
     assert run(x[order], weight, F32).tobytes() == together[order].tobytes()
 
 
@@ -199,7 +200,7 @@ def test_gpu_agrees_with_float64_and_a_row_with_itself_alone(name, rng):
     error = abs(together[:, some].astype(np.float64) - exact)
     assert (error <= step * abs(exact) + 2**-16 * size + 1e-38).all()
     order = rng.permutation(257)
-    for rows in (1, 2, 8, 9, 16, 17, 33, 64, 65, 129, 257):
+    for rows in (1, 2, 8, 9, 16, 17, 24, 25, 33, 40, 41, 64, 65, 129, 257):
         picked = order[-rows:]
         assert on_gpu(x[picked], device, out_dtype).tobytes() == together[picked].tobytes(), rows
     for i in range(5):
@@ -214,7 +215,7 @@ def test_gpu_small_agrees_with_the_specification_at_every_width_of_the_kernels(o
     expected, device = spec.linear(x, weight), to_gpu(weight)
     together = on_gpu(x, device, BF16)
     np.testing.assert_allclose(together.astype(F32), expected.astype(F32), **spec.TOLERANCE)
-    for rows in (1, 9, 17, 33, 65):
+    for rows in (1, 9, 17, 25, 33, 41, 65):
         assert on_gpu(x[:rows], device, BF16).tobytes() == together[:rows].tobytes()
 
 
