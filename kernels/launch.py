@@ -40,7 +40,7 @@ class Kernel:
     what was complete when the latest kernel that calls launch_next behind its own wait did so: what
     is older than that kernel. `simt_launches.py` finds what is not. Weights always are; so short
     kernels call launch_next first, and the weights of the next one are on their way two kernels
-    ahead.
+    ahead (`linear_narrow.py` has an exception).
     """
 
     def __init__(

@@ -128,7 +128,7 @@ def _three(shape: int | tuple[int, ...]) -> SimpleNamespace:
     return SimpleNamespace(x=int(x), y=int(y), z=int(z))
 
 
-_orders: list[np.random.Generator | None] = [None]
+_orders: list[np.random.Generator | None] = [None]  # the last one holds
 
 
 @contextmanager
@@ -174,7 +174,7 @@ class Launch:
 
         self.body = body
 
-    def shuffled(self, items: Sequence) -> Sequence:
+    def in_turn(self, items: Sequence) -> Sequence:
         """As they take turns: in their own order, or in one of the seed's."""
         if self.random is None:
             return items
@@ -191,7 +191,7 @@ class Launch:
         return now.block.fault(now.thread, text, place)
 
     def blocks(self):
-        for i in self.shuffled(range(self.grid.x * self.grid.y * self.grid.z)):
+        for i in self.in_turn(range(self.grid.x * self.grid.y * self.grid.z)):
             x, y = i % self.grid.x, i // self.grid.x % self.grid.y
             where = SimpleNamespace(x=x, y=y, z=i // (self.grid.x * self.grid.y))
             memory = SharedMemory(self.shared_bytes, MAX_SHARED)

@@ -149,7 +149,7 @@ class Block:
         """Run until the block has ended (True) or all that could run polls memory (False)."""
         while self.ready:
             before, self.ready = self.ready, []
-            for warp in self.launch.shuffled(self.warps):
+            for warp in self.launch.in_turn(self.warps):
                 mine = [thread for thread in before if thread.warp is warp]
                 self.ready += self._run_warp(warp, mine, enter)
             self.ready += self._open_barriers()
@@ -167,7 +167,7 @@ class Block:
         """Run lanes and settle their meetings until all wait for the block; returns the pollers."""
         polling: list[Thread] = []
         while ready:
-            for thread in self.launch.shuffled(ready):
+            for thread in self.launch.in_turn(ready):
                 thread.waits = RUNNING
                 enter(thread)
                 thread.run.switch()
