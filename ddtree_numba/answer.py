@@ -58,14 +58,21 @@ class Answer:
             known = asdict(self.stats)
         return {name: known.get(name) for name in names}
 
-    def summary(self, greedy: bool) -> str:
+    def fills(self, context: int) -> bool:
+        """Did the answer end because prompt and answer are as long as the model's context?"""
+        if self.finish_reason != "length" or self.stats is None:
+            return False
+        return self.stats.prompt_tokens + self.stats.completion_tokens == context
+
+    def summary(self, greedy: bool, context: int) -> str:
         """The closing line on standard error."""
         if self.stats is None:
             return f"{self.finish_reason}: no statistics"
         s = self.stats
         rate = "-" if s.tokens_per_second is None else f"{s.tokens_per_second:.1f}"
+        full = f" (the context of {context} tokens is full)" if self.fills(context) else ""
         parts = [
-            f"{self.finish_reason}: {counted(s.completion_tokens, 'token')}"
+            f"{self.finish_reason}{full}: {counted(s.completion_tokens, 'token')}"
             f" in {counted(s.rounds, 'round')}, {per_round(s.completion_tokens, s.rounds)}",
             f"{rate} tokens/s",
             f"load {s.load_seconds:.2f} s, prefill {s.prefill_seconds:.2f} s"

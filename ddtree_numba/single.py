@@ -32,7 +32,8 @@ def run_one(command: Command) -> int:
     if options.json:
         screen.answer(dumps(answer.record()) + "\n")
     screen.finish()
-    screen.note(answer.summary(greedy=options.temperature < GREEDY_BELOW))
+    context = command.config.max_position_embeddings
+    screen.note(answer.summary(options.temperature < GREEDY_BELOW, context))
     command.note_rounds(engine)
     if command.interrupts.cancel.is_set():
         return command.interrupts.exit_code

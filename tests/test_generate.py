@@ -196,9 +196,30 @@ def test_s19_a_top_k_above_the_vocabulary_is_off_with_a_note(command):
         assert ran.out == "ab" and ("above the vocabulary of 512: off" in ran.err) is noted
 
 
+def test_an_answer_that_fills_the_context_says_so(command):
+    endings = {2044: "length: 3", 2046: "length (the context of 2048 tokens is full): 2"}
+    for length, ending in endings.items():
+        ran = command(b"abc", "--max-new-tokens", "3", prompt="x" * length)
+        assert ran.code == 0 and ran.err.startswith(f"{ending} tokens in ")
+    one = command(b"abc", "--json", "--max-new-tokens", "3", prompt="x" * 2046).json
+    assert (one["finish_reason"], one["completion_tokens"]) == ("length", 2)
+
+
 def test_verbose_names_the_stop_tokens(command):
     ran = command([*b"ab", END], "--verbose")
     assert "stop tokens: [EOS] 257, <|im_end|> 258, [EOT] 265" in ran.err
+
+
+def test_a_drafter_that_drafts_nothing_is_named(command, tmp_path, monkeypatch, capsys):
+    command([END])
+    folder = next(tmp_path.iterdir())
+    path = folder / "drafter" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"block_size": 1}))
+    for argv in ([], ["--drafter", str(path.parent)], ["--mode", "chain"]):
+        ran = run(monkeypatch, capsys, "x", "--model", str(folder), *argv)
+        assert ran.code == 0 and ran.err.startswith(f"note: {path}: block_size is 1: this ")
+    assert "note" not in run(monkeypatch, capsys, "x", "--model", str(folder), "--mode", "ar").err
 
 
 def test_a_model_without_drafter_is_refused_before_loading(command, tmp_path, monkeypatch, capsys):
