@@ -19,21 +19,27 @@ def run_batch(command: Command) -> int:
     prompts = [encoder.record(index, record) for index, record in enumerate(records)]
     with Output(options.output, options.input) as output:
         check_resumed(output, prompts)
+        if output.finished:
+            held = f"{options.output} holds {len(output.finished)} of {len(prompts)} results"
+            if failed := failures(output):
+                held += f", {len(failed)} failed: to try a record again, delete its line"
+            screen.note(held)
         waiting = [prompt for prompt in prompts if prompt.index not in output.finished]
-        if len(waiting) < len(prompts):
-            screen.note(
-                f"{options.output} holds {len(prompts) - len(waiting)} of {len(prompts)} results"
-            )
         for prompt in waiting:
             if prompt.error:
                 refused = Answer(finish_reason="error", error=prompt.error)
                 output.write(refused.output_record(prompt.index))
-        waiting = [prompt for prompt in waiting if not prompt.error]
-        code = decode(command, encoder, waiting, output) if waiting else 0
-        failed = [index for index, record in output.finished.items() if record.get("error")]
-        for index in sorted(failed):
-            screen.error(f"error: record {index}: {output.finished[index]['error']}")
+        code = decode(command, encoder, waiting, output)
+        failed = failures(output)
+        for index, error in sorted(failed.items()):
+            screen.error(f"error: record {index}: {error}")
         return code or (1 if failed else 0)
+
+
+def failures(output: Output) -> dict[int, str]:
+    """Errors by index, earlier runs' too."""
+    records = output.finished.items()
+    return {index: record["error"] for index, record in records if record.get("error")}
 
 
 def check_resumed(output: Output, prompts: list[Prompt]) -> None:
@@ -53,6 +59,9 @@ def check_resumed(output: Output, prompts: list[Prompt]) -> None:
 
 def decode(command: Command, encoder: Encoder, waiting: list[Prompt], output: Output) -> int:
     """Decode `waiting` and write each result -> exit code of interruption and --check."""
+    asked, waiting = len(waiting), [prompt for prompt in waiting if not prompt.error]
+    if not waiting:
+        return 0
     screen, interrupts = command.screen, command.interrupts
     engine = command.load(waiting)
     answers = [Answer(encoder.parser(prompt.token_ids)) for prompt in waiting]
@@ -67,12 +76,16 @@ def decode(command: Command, encoder: Encoder, waiting: list[Prompt], output: Ou
                 done += 1
                 progress(done, len(waiting))
     seconds = time.perf_counter() - begin
+    answered = sum(answer.finish_reason in ("stop", "length") for answer in answers)
     tokens = sum(len(answer.token_ids) for answer in answers)
     rounds = sum(answer.stats.rounds for answer in answers if answer.stats)
     screen.note(
-        f"{done} of {counted(len(waiting), 'prompt')} answered: {counted(tokens, 'token')} in"
+        f"{answered} of {counted(asked, 'prompt')} answered: {counted(tokens, 'token')} in"
         f" {seconds:.1f} s; {per_round(tokens, rounds)}"
     )
+    context = command.config.max_position_embeddings
+    if full := sum(answer.fills(context) for answer in answers):
+        screen.note(f"{counted(full, 'answer')} filled the context of {context} tokens")
     command.note_rounds(engine)
     if interrupts.cancel.is_set():
         return interrupts.exit_code

@@ -33,10 +33,10 @@ output
   answer, although a stop token or stop string gives no text.
 
 --input and --output
-  An input line is a JSON string, or an object with one of prompt (text), token_ids or, with
-  --chat, messages; its other keys are ignored. Messages may come with tools, a list that is handed
-  to the model's template, as TypeScript where it asks for that; calls then stand in the answer's
-  text. A result is appended as soon as it is there: index (number of the record, from 0),
+  An input line is a JSON string, or an object with one of prompt (text), token_ids (without --chat)
+  or messages (with --chat); its other keys are ignored. Messages may come with tools, a list that
+  is handed to the model's template, as TypeScript where it asks for that; calls then stand in the
+  answer's text. A result is appended as soon as it is there: index (number of the record, from 0),
   the fields of --json, prefill_seconds, decode_seconds, setup_seconds (making CUDA graphs).
   Started again, the command drops a torn last line and skips what the output holds, failed records
   too: delete their lines to try them again.

@@ -82,8 +82,7 @@ class Encoder:
 
     def messages(self, messages: list[Any], tools: Any = None) -> list[int]:
         """Ids of a conversation; --system comes first unless the conversation has its own."""
-        if self.chat is None:
-            raise UsageError("messages need --chat")
+        assert self.chat is not None
         if not messages or not _are_objects(messages):
             raise UsageError("messages must be a list of objects, not empty")
         for message in messages:
@@ -96,16 +95,22 @@ class Encoder:
 
     def ids(self, token_ids: list[Any]) -> list[int]:
         """Ids as they are."""
-        if self.chat is not None:
-            raise UsageError("token_ids cannot be used with --chat")
         if not all(type(token_id) is int for token_id in token_ids):
             raise UsageError("token_ids must be integers")
         return self._checked(token_ids)
 
     def record(self, index: int, record: str | dict[str, Any]) -> Prompt:
-        """One input record; what cannot be answered becomes a Prompt with an error."""
+        """One input record; what cannot be answered becomes a Prompt with an error.
+
+        UsageError for a kind of record that the options exclude: all of its kind would fail.
+        """
         if isinstance(record, str):
             record = {"prompt": record}
+        kind, complaint = "token_ids", "cannot be used with --chat"
+        if self.chat is None:
+            kind, complaint = "messages", "need --chat"
+        if [key for key in KINDS if key in record] == [kind]:
+            raise UsageError(f"{self.options.input}, record {index}: {kind} {complaint}")
         try:
             return Prompt(index, self._record(record))
         except ValueError as error:

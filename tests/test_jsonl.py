@@ -95,15 +95,29 @@ def test_g04_a_record_that_fails_does_not_stop_the_others(command, files):
     records = {one["index"]: one for one in lines(files[1])}
     assert sorted(records) == [0, 1, 2] and records[0]["text"] == records[2]["text"] == "ok"
     assert records[1]["finish_reason"] == "error" and "context holds 2048" in records[1]["error"]
+    assert "2 of 3 prompts answered: 6 tokens in" in ran.err
     assert ran.err.splitlines()[-1] == f"error: record 1: {records[1]['error']}"
-    assert command([END]).code == 1  # nothing left to do, but not all is well
+    again = command([END])
+    assert again.code == 1  # nothing left to do, but not all is well
+    assert again.err.splitlines() == [
+        f"{files[1]} holds 3 of 3 results, 1 failed: to try a record again, delete its line",
+        ran.err.splitlines()[-1],
+    ]
 
 
 def test_g04_a_numerical_error_is_its_record_s_alone(command, files):
     ran = command([ord("a"), np.full(512, np.nan)])
-    assert ran.code == 1
+    assert ran.code == 1 and "0 of 3 prompts answered: 3 tokens in" in ran.err
     for one in lines(files[1]):
         assert one["text"] == "a" and "non-finite" in one["error"] and one["rounds"] == 2
+
+
+def test_answers_that_fill_the_context_are_counted(command, files):
+    files[0].write_text('"first"\n' + json.dumps("x" * 2046) + "\n")
+    ran = command(b"ab", "--max-new-tokens", "3")
+    assert ran.code == 0 and "\n1 answer filled the context of 2048 tokens\n" in ran.err
+    found = {one["index"]: (one["finish_reason"], one["text"]) for one in lines(files[1])}
+    assert found == {0: ("length", "aba"), 1: ("length", "ab")}
 
 
 def test_c07_interrupted_records_are_not_written(command, files):

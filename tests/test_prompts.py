@@ -212,7 +212,6 @@ def test_tools_reach_the_template(command, tokenizer, tmp_path):
         ({"prompt": 5}, "prompt must be a string"),
         ({"text": "abc"}, "a record needs exactly one of prompt, messages, token_ids"),
         ({"prompt": "a", "token_ids": [1]}, "a record needs exactly one of"),
-        ({"messages": [{"role": "user", "content": "Hi"}]}, "messages need --chat"),
         ({"prompt": "a", "tools": []}, "tools go with messages only"),
         ({"prompt": "a" + "\x01b" * 2000}, "the prompt has 4001 tokens"),
     ],
@@ -224,6 +223,23 @@ def test_g02_an_unusable_record_becomes_an_error_record(command, tmp_path, recor
     assert len(ids) == 1
     line = json.loads(output.read_text())
     assert line["index"] == 0 and message in line["error"] and line["finish_reason"] == "error"
+
+
+@pytest.mark.parametrize(
+    "record, argv, message",
+    [
+        ({"messages": [{"role": "user", "content": "Hi"}]}, [], "messages need --chat"),
+        ({"token_ids": [5]}, ["--chat"], "token_ids cannot be used with --chat"),
+    ],
+)
+def test_g02_a_kind_of_record_that_the_options_exclude_is_refused_at_once(
+    command, tmp_path, record, argv, message
+):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('"good"\n' + json.dumps(record) + "\n")
+    ran, _ = command("--input", str(source), "--output", str(output), *argv)
+    assert ran.code == 2 and ran.err == f"error: {source}, record 1: {message}\n"
+    assert not output.exists()
 
 
 def test_records_of_every_kind(command, tokenizer, tmp_path):
