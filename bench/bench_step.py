@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
         ops = CudaBackend()
         result = run(options, ops, (roofs.copy, roofs.mma or float("inf")), show)
     except (CheckpointError, ValueError, RuntimeError, ImportError) as error:
-        print(f"bench_step: {error}", file=sys.stderr)
+        print(f"bench.bench_step: {error}", file=sys.stderr)
         return 1
     free, all_of_it = ops.xp.cuda.runtime.memGetInfo()
     memory = dict(used_bytes=all_of_it - free, weights_and_cache_bytes=ops.pool.total_bytes())

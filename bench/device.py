@@ -1,9 +1,11 @@
 """Where a bench runs: `Gpu` through CuPy, `Cpu` for smoke runs on the executor.
 
 Both hold arrays, run a sequence of launches and say how long it took; `seconds` of a Gpu is device
-time between two events, with the caches cold.
+time between two events, with the caches cold. `python -m bench.device WHO` is one line and status 1
+where no GPU can run the kernels.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -122,3 +124,14 @@ class Gpu:
     def median_seconds(self, replay: Callable[[], None], rounds: int = 30) -> float:
         self.warm(replay)
         return median(self.seconds(replay) for _ in range(rounds))
+
+
+def main(who: str) -> None:
+    try:
+        driver.visible()
+    except driver.DeviceError as error:
+        sys.exit(f"{who}: {error}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

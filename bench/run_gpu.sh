@@ -19,7 +19,17 @@ steps=${*:-tests memcheck racecheck bench}
 needed=(numpy ml_dtypes numba numba_cuda cupy pytest pytest_timeout)
 [[ $steps == bench ]] || needed+=(tiktoken jinja2 tqdm greenlet safetensors)
 [[ " $steps " != *" bench "* ]] || needed+=(pytest_benchmark)
-"$python" -m bench.packages "$0" "${needed[@]}" || exit
+for name in $steps; do
+    case $name in
+    tests | memcheck | racecheck | initcheck | synccheck | bench) ;;
+    *) echo "$0: no step $name: tests memcheck racecheck initcheck synccheck bench" >&2 && exit 2 ;;
+    esac
+done
+"$python" -m bench.packages "$0" "${needed[@]}" && "$python" -m bench.device "$0" || exit
+if [[ $steps == *check* ]] && ! command -v compute-sanitizer >/dev/null; then
+    echo "$0: compute-sanitizer (CUDA toolkit) is not in PATH; tests and bench run without it" >&2
+    exit 1
+fi
 mkdir -p "$logs" "$DDTREE_NUMBA_RESULTS_DIR"
 
 # Library versions of a GPU machine may warn where the pinned ones do not.
@@ -51,7 +61,6 @@ for name in $steps; do
         step "$name" compute-sanitizer --tool "$name" "${sanitized[@]}" \
             "${pytest[@]}" -p bench.unpooled --timeout=0 "${tested[@]}" ;;
     bench) step bench "${pytest[@]}" bench ;;
-    *) echo "unknown step $name: tests memcheck racecheck initcheck synccheck bench" >&2 && exit 2 ;;
     esac
 done
 
