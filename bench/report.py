@@ -8,8 +8,11 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from bench.packages import INSTALL
 
@@ -124,20 +127,24 @@ def markdown(result: dict) -> str:
     return "\n\n".join(parts)
 
 
-def plot(result: dict, path: Path) -> None:
-    """Measured time over the roof's time, a point a case: the diagonal is the roof."""
-    import matplotlib
+MARKERS = "os^v<>PX*D"  # as many as there are colours, no two alike
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+
+def mark(n: int) -> dict[str, str]:
+    """Of the n-th operation: ten colours, and each next ten have other shapes."""
+    return dict(color=f"C{n % 10}", marker=MARKERS[(n + 3 * (n // 10)) % 10])
+
+
+def drawn(result: dict) -> Any:
+    """A figure of measured time over the roof's time, a point a case: the diagonal is the roof."""
+    from matplotlib.figure import Figure
 
     rows = [row for row in result["rows"] if row["floor_us"] > 0]
-    figure, axes = pyplot.subplots(figsize=(8, 6), layout="constrained")
-    markers = "osD^v<>Pp*hXd"
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    axes = figure.subplots()
     for n, op in enumerate(dict.fromkeys(row["op"] for row in rows)):
         points = [(row["floor_us"], row["time_us"]) for row in rows if row["op"] == op]
-        marker = markers[n % len(markers)]
-        axes.scatter(*zip(*points, strict=True), marker=marker, s=36, label=op, alpha=0.85)
+        axes.scatter(*zip(*points, strict=True), **mark(n), s=36, label=op, alpha=0.85)
     axes.set(xscale="log", yscale="log", xlabel="roof: time of the bytes or operations alone, us")
     axes.set_ylabel("measured, us")
     ends = [min(row["floor_us"] for row in rows) / 2, max(row["time_us"] for row in rows) * 2]
@@ -149,11 +156,16 @@ def plot(result: dict, path: Path) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left")
-    axes.set_title("One call, caches cold, in a CUDA graph\n" + provenance(result), fontsize=9)
+    figure.legend(fontsize=8, loc="outside right upper")
+    title = ["One call, caches cold, in a CUDA graph", *textwrap.wrap(provenance(result), 95)]
+    axes.set_title("\n".join(title), fontsize=9)
+    return figure
+
+
+def plot(result: dict, path: Path) -> None:
+    figure = drawn(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -185,4 +197,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as other commands do ahead of `head`
     main()

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,6 +107,36 @@ def test_the_command_prints_and_plots(tmp_path, capsys):
     assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_all_of_the_plot_is_seen():
+    pytest.importorskip("matplotlib")
+    ops = [row(op=f"op{n}", floor_us=0.1 + n) for n in range(30)]
+    figure = report.drawn(result(rows=ops, commit=", ".join(20 * ["abc1234"])))
+    figure.draw_without_rendering()
+    (axes,), (legend,) = figure.axes, figure.legends
+    boxes = [each.get_window_extent() for each in (axes.title, legend, axes)]
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_no_two_marks_are_alike():
+    marks = [tuple(report.mark(n).values()) for n in range(30)]
+    assert len({*marks}) == 30
+    shapes = [{shape for colour, shape in marks if colour == f"C{n}"} for n in range(10)]
+    assert all(len(each) == 3 for each in shapes)
+
+
+def test_a_reader_that_leaves_ends_the_report(tmp_path):
+    report.keep(result(rows=500 * [row()]), tmp_path)
+    closed, out = os.pipe()
+    os.close(closed)
+    command = [sys.executable, "-m", "bench.report", "--no-plot", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
 def test_without_a_measurement_the_report_says_so(tmp_path, capsys):
     with pytest.raises(SystemExit):
         report.main(["--results", str(tmp_path)])
@@ -201,7 +234,7 @@ def test_a_smoke_run_measures_and_keeps_nothing(pytest_run, options):
 
 PYTHON = """#!/bin/sh
 case "$*" in
-  *bench.packages*) ;;
+  *bench.packages* | *bench.device*) exit $REFUSED ;;
   *bench.report*) echo "THE TABLE of $6" ;;
   *" bench") touch "$DDTREE_NUMBA_RESULTS_DIR/kernels-x.json"; echo "5 passed in 1s" ;;
   *) echo "7 passed in 2s"; exit $BROKEN ;;
@@ -220,8 +253,9 @@ def run_gpu(tmp_path):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
-    def run(*steps, broken=0):
+    def run(*steps, broken=0, refused=0):
         own = os.environ | dict(PATH=f"{tmp_path}:{os.environ['PATH']}", BROKEN=str(broken))
+        own |= dict(REFUSED=str(refused))
         own |= dict(
             PYTHON=str(tmp_path / "python"), DDTREE_NUMBA_RESULTS_DIR=str(tmp_path / "kept")
         )
@@ -248,4 +282,16 @@ def test_a_step_that_fails_fails_the_command(run_gpu):
     steps = {line[0]: line for line in columns(text)}
     assert code == 1 and steps["tests"][1] == "FAILED 3" and steps["racecheck"][1] == "ok"
     assert "THE TABLE" not in text, "nothing was measured"
-    assert run_gpu("sleep")[0] == 2
+
+
+def test_what_a_step_lacks_is_said_before_any_starts(run_gpu, tmp_path):
+    code, text = run_gpu("tests", "sleep")
+    assert code == 2 and text.count("\n") == 1 and "no step sleep: tests memcheck" in text
+    assert run_gpu("tests", refused=1) == (1, "")
+    (tmp_path / "compute-sanitizer").unlink()
+    if shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:/usr/local/cuda/bin"):
+        pytest.skip("compute-sanitizer is there")
+    code, text = run_gpu("tests", "racecheck")
+    assert code == 1 and text.count("\n") == 1 and "compute-sanitizer (CUDA toolkit) is not" in text
+    assert not (tmp_path / "kept").exists()
+    assert run_gpu("tests", "bench")[0] == 0
