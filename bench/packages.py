@@ -1,7 +1,6 @@
 """`python -m bench.packages WHO MODULE...`: one line and status 1 if some are not installed.
 
 Scripts ask before they start anything, so this needs nothing but the standard library.
-`bench/__init__.py` asks for the modules that run on a GPU.
 """
 
 import sys
@@ -9,7 +8,6 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 INSTALL = 'pip install -e ".[bench]"'
-GPU = ("numpy", "ml_dtypes", "tiktoken", "jinja2", "tqdm", "numba", "numba_cuda", "cupy")
 
 
 def missing(modules: Iterable[str]) -> list[str]:

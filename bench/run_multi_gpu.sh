@@ -8,4 +8,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} PYTHONUNBUFFERED=1
-exec "${PYTHON:-python3}" -m bench.multi_gpu "$@"
+python=${PYTHON:-python3}
+"$python" -m bench.packages "$0" numpy ml_dtypes tiktoken jinja2 tqdm numba numba_cuda cupy
+exec "$python" -m bench.multi_gpu "$@"

@@ -39,24 +39,26 @@ def test_retraining_names_the_package(tmp_path):
     assert advice in (ROOT / "golden" / "README.md").read_text()
 
 
-ON_A_GPU = {"bench/run_gpu.sh": "bash bench/run_gpu.sh"}
-ON_A_GPU |= {"bench.multi_gpu": "bash bench/run_multi_gpu.sh"}
-ON_A_GPU |= {f"bench.{x}": f"{sys.executable} -u -m bench.{x}" for x in ("bench_step", "rounds")}
-
-
-@pytest.mark.parametrize("who", ON_A_GPU)
-def test_what_runs_on_a_gpu_names_all_packages_at_once(who, tmp_path):
-    (line,) = ran_without("numba_cuda cupy pytest_timeout", tmp_path, *ON_A_GPU[who].split())
-    begin, end = f"{who}: not installed: ", f"; {packages.INSTALL}"
+@pytest.mark.parametrize("script", ["run_gpu.sh", "run_multi_gpu.sh"])
+def test_scripts_of_a_gpu_name_all_packages_at_once(script, tmp_path):
+    names = "numba_cuda cupy pytest_timeout"
+    (line,) = ran_without(names, tmp_path, "bash", f"bench/{script}")
+    begin, end = f"bench/{script}: not installed: ", f"; {packages.INSTALL}"
     assert line.startswith(begin) and line.endswith(end)
     found = line.removeprefix(begin).removesuffix(end).split(", ")
     assert {"cupy-cuda13x", "numba-cuda"} <= {*found}
-    assert ("pytest-timeout" in found) == (who == "bench/run_gpu.sh")
+    assert ("pytest-timeout" in found) == (script == "run_gpu.sh")
+
+
+ON_A_GPU = {"bench/run_gpu.sh": "bash bench/run_gpu.sh"}
+ON_A_GPU |= {"bench.multi_gpu": "bash bench/run_multi_gpu.sh"}
+ON_A_GPU |= {f"bench.{x}": f"{sys.executable} -u -m bench.{x}" for x in ("bench_step", "rounds")}
+NEEDED = "numba_cuda cupy tiktoken jinja2 tqdm greenlet safetensors pytest_benchmark pytest_timeout"
 
 
 @pytest.mark.parametrize("who", ON_A_GPU)
 def test_what_runs_on_a_gpu_says_that_there_is_none(who, tmp_path, monkeypatch):
-    for name in (*packages.GPU, "greenlet", "safetensors", "pytest_benchmark", "pytest_timeout"):
+    for name in NEEDED.split():
         pytest.importorskip(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (line,) = ran_without("", tmp_path, *ON_A_GPU[who].split())
