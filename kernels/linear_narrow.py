@@ -21,6 +21,9 @@ SLOT = 512  # bytes of a step of 8 tokens: 16 of each lane
 MOST_SHARED = 64 << 10
 MANY_WARPS = 8  # in a block: beyond, no second block fits beside it
 WAVE = 5  # tiles of 8 tokens, at most, that are multiplied in turn
+# Slices, at most, of kernels that let the next one in behind their wait: where one slice holds K,
+# so many blocks fit beside each other that weights of launches to come would delay their tokens.
+SETTLED = 1
 PAD = ROWS + 4  # floats of a token's sums: lanes meet no bank twice
 
 
@@ -44,9 +47,7 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     slot_bytes = columns * SLOT
     ring = max(held * slot_bytes, 4 * PAD * tokens_each)
     narrow_out = element is bf16
-    # Where one slice holds K, so many blocks fit beside each other that weights of launches to come
-    # would delay the tokens of this one.
-    early = slices > 1
+    early = slices > SETTLED
 
     @cuda.jit(device=True, inline="always")
     def fetch(weight, low, high, column, width, a, n):

@@ -84,6 +84,13 @@ def test_more_keys_than_a_list_holds(rng):
         assert_same(on_kernel(order, 30, shape), spec.draft_topk(order, 30))
 
 
+def test_more_keys_than_are_kept_though_no_list_is_full(rng):
+    shape = Shape(threads=32, each=4, kept=32)
+    logits = rng.standard_normal((1, 1, 4096)).astype(F32)
+    logits.reshape(-1, 4)[rng.permutation(1024)[:20]] += 20
+    assert_same(on_kernel(logits, 16, shape), spec.draft_topk(logits, 16))
+
+
 @pytest.mark.parametrize("count, k", [(1, 1), (31, 8), (40, 64), (256, 16), (300, 64), (1000, 33)])
 def test_the_bound_is_reached_by_k_groups_and_few_more(count, k, rng):
     @cuda.jit
