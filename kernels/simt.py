@@ -144,7 +144,7 @@ def shuffled(seed: int) -> Iterator[None]:
 class Launch:
     """One launch: what `run_together` runs beside others."""
 
-    def __init__(self, kernel, grid, threads, arguments, *, shared_bytes=0, seed=None):
+    def __init__(self, kernel, grid, threads, arguments, *, shared_bytes=0):
         function = getattr(kernel, "body", getattr(kernel, "py_func", kernel))
         self.name = getattr(kernel, "name", function.__name__)
         self.grid, self.shape = _three(grid), _three(threads)
@@ -163,7 +163,7 @@ class Launch:
         self.waited = False  # a thread, for the kernel ahead
         self.early = False  # a thread let the next kernel start before it waited
         meant = on_cpu(function)
-        self.random = _orders[-1] if seed is None else np.random.default_rng(seed)
+        self.random = _orders[-1]
 
         def body() -> None:
             try:
@@ -175,7 +175,7 @@ class Launch:
         self.body = body
 
     def in_turn(self, items: Sequence) -> Sequence:
-        """As they take turns: in their own order, or in one of the seed's."""
+        """As they take turns: in their own order, or in one that `shuffled` draws."""
         if self.random is None:
             return items
         return [items[i] for i in self.random.permutation(len(items))]
@@ -210,11 +210,9 @@ def _enter(thread: Thread) -> None:
     )
 
 
-def run(
-    kernel, grid, threads, arguments, *, shared_bytes: int = 0, seed: int | None = None
-) -> None:
-    """Run `kernel` on numpy arrays, in place; seed: as of `shuffled`."""
-    launch = Launch(kernel, grid, threads, arguments, shared_bytes=shared_bytes, seed=seed)
+def run(kernel, grid, threads, arguments, *, shared_bytes: int = 0) -> None:
+    """Run `kernel` on numpy arrays, in place."""
+    launch = Launch(kernel, grid, threads, arguments, shared_bytes=shared_bytes)
     with simt_launches.seen(launch):
         run_together([launch])
 

@@ -18,11 +18,11 @@ from ddtree_numba.spec.numerics import BF16, F32
 from .test_kernel_all_reduce import assert_all, group, play, together, wide
 
 
-def gathered(peers, parts, joined=False, method=None, seed=None):
+def gathered(peers, parts, joined=False, method=None):
     """Every rank's result of one call."""
     outs = [np.zeros_like(spec.all_gather(parts, joined)) for _ in peers]
     ranks = zip(peers, parts, outs, strict=True)
-    play([launches(x, each, out, method) for each, x, out in ranks], seed)
+    play([launches(x, each, out, method) for each, x, out in ranks])
     return outs
 
 
@@ -61,11 +61,11 @@ def test_calls_follow_each_other_and_sums(rng):
         parts = wide(rng, 3, 1 + number * 5 % 7, 40)
         if number % 3:
             method, joined = METHODS[number // 2 % 2], number % 4 < 2
-            outs = gathered(peers, parts, joined, method, seed=number)
+            outs = gathered(peers, parts, joined, method)
             assert_all(outs, spec.all_gather(parts, joined))
         else:
             method = all_reduce.METHODS[number // 3 % 4]
-            assert_all(together(peers, parts, method, seed=number), sum_of(parts))
+            assert_all(together(peers, parts, method), sum_of(parts))
     assert {int(each.control[EPOCH]) for each in peers} == {10}
 
 

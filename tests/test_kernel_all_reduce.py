@@ -30,18 +30,18 @@ def group(world, size=1024, epoch=0, **options):
     return made
 
 
-def together(peers, partials, method=None, outs=None, seed=None):
+def together(peers, partials, method=None, outs=None):
     """Every rank's result of one call."""
     outs = [np.empty_like(x) for x in partials] if outs is None else outs
     ranks = zip(peers, partials, outs, strict=True)
-    play([launches(x, each, out, method) for each, x, out in ranks], seed)
+    play([launches(x, each, out, method) for each, x, out in ranks])
     return outs
 
 
-def play(calls, seed=None):
+def play(calls):
     """The launches of every rank's call, those of one part at a time."""
     for part in zip(*calls, strict=True):
-        simt.run_together([simt.Launch(k, grid, k.threads, a, seed=seed) for k, grid, a in part])
+        simt.run_together([simt.Launch(k, grid, k.threads, a) for k, grid, a in part])
 
 
 def wide(rng, *shape, dtype=BF16):
@@ -100,7 +100,7 @@ def test_calls_of_all_methods_and_sizes_follow_each_other(rng):
     peers = group(3, epoch=0xFFFFFFF8)
     for number in range(12):
         partials = wide(rng, 3, 1 + number * 5 % 7, 40)
-        outs = together(peers, partials, METHODS[number * 3 % 8 // 2], seed=number)
+        outs = together(peers, partials, METHODS[number * 3 % 8 // 2])
         assert_all(outs, spec.all_reduce(partials))
     assert {int(each.control[EPOCH]) for each in peers} == {6}
 

@@ -1,5 +1,6 @@
 """The CPU executor gives what a GPU would; test_simt_faults.py has what it refuses."""
 
+from contextlib import nullcontext
 from time import process_time
 
 import numpy as np
@@ -18,8 +19,9 @@ from .skinny_gemm import skinny_gemm
 SEEDS = [None, 1, 2]
 
 
-def run(function, *arguments, threads=64, grid=1, **options):
-    simt.run(function, grid, threads, arguments, **options)
+def run(function, *arguments, threads=64, grid=1, seed=None, **options):
+    with nullcontext() if seed is None else simt.shuffled(seed):
+        simt.run(function, grid, threads, arguments, **options)
 
 
 def run_gemm(kernel, rng, steps=5, blocks=1, seed=None):
@@ -27,7 +29,7 @@ def run_gemm(kernel, rng, steps=5, blocks=1, seed=None):
     x = rng.standard_normal((8, 64 * steps)).astype(BF16)
     weight = rng.standard_normal((64 * blocks, 64 * steps)).astype(BF16)
     y = np.empty((8, 64 * blocks), F32)
-    simt.run(kernel, blocks, 128, (x, weight, y, steps), seed=seed)
+    run(kernel, x, weight, y, steps, grid=blocks, threads=128, seed=seed)
     return y, x.astype(np.float64) @ weight.astype(np.float64).T
 
 
