@@ -148,8 +148,10 @@ def prepare(
         if drafter_config is None:
             raise UsageError(f"{folder} holds no drafter: give --drafter DIR, or --mode ar")
         if drafter_config.block_size == 1:
-            path = Path(options.drafter or folder / "drafter") / "config.json"
-            screen.note(f"note: {path}: block_size is 1: this drafter proposes nothing")
+            from ddtree_numba.load import drafter_folder
+
+            path = drafter_folder(folder, options.drafter)
+            screen.note(f"note: {path}/config.json: block_size is 1: this drafter proposes nothing")
     if options.top_k > config.vocab_size:
         screen.note(
             f"note: --top-k {options.top_k} is above the vocabulary of {config.vocab_size}: off"
