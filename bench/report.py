@@ -78,9 +78,14 @@ def provenance(result: dict) -> str:
 
 
 def roof_line(roofs: dict) -> str:
-    mma = "no mma rate" if roofs["mma"] is None else f"{significant(roofs['mma'] / 1e12)} TFLOP/s"
+    def rate(name: str) -> str:
+        return f"{significant(roofs[name] / 1e12)} TFLOP/s"
+
+    mma = "no mma rate" if roofs["mma"] is None else rate("mma")
+    own = f"mma.sync {rate('mma_sync')}, " if "mma_sync" in roofs else ""  # not in older results
     return (
         f"Copy {significant(roofs['copy'] / 1e12)} TB/s, bfloat16 mma {mma} ({roofs['mma_by']}), "
+        f"{own}"
         f"an empty kernel in a graph {significant(roofs['step'] * 1e6)} us, "
         f"host time of a launch {significant(roofs['launch'] * 1e6)} us."
     )

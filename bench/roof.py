@@ -2,8 +2,10 @@
 
 copy: a device-to-device copy, bytes read plus bytes written, outside of a graph: a copy captured in
 a graph becomes a memcpy node and reaches two thirds of it on an H200. mma: a large bfloat16 product
-of random numbers; zeros run faster. step: what an empty kernel adds to a captured sequence; every
-measured time holds it once a kernel. launch: host time of one launch with ten arguments.
+of random numbers by a library, with the card's best instructions; zeros run faster. mma_sync: the
+instruction that kernels here have, operands in registers, nothing else. step: what an empty kernel
+adds to a captured sequence; every measured time holds it once a kernel. launch: host time of one
+launch with ten arguments.
 """
 
 import time
@@ -13,9 +15,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint32
 
 from bench.device import Gpu
+from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import read, write
 from ddtree_numba.kernels.launch import kernel
 from ddtree_numba.spec.numerics import BF16
@@ -23,6 +26,10 @@ from ddtree_numba.spec.numerics import BF16
 COPY_BYTES = 2 << 30  # of each buffer: what stays in L2 unwritten is 1-2 %
 SIDE = 8192  # of the square product
 LAUNCHES = 500  # fewer than the driver queues before it blocks
+CHAINS, PRODUCTS = 16, 1 << 12  # of mma that a warp keeps going, and of each chain
+SUMS = 4 * CHAINS  # of a lane
+MMA_WARPS, MMA_BLOCKS = 8, 2  # of a block, and of a multiprocessor
+MMA_FLOPS = 2 * 16 * 8 * 16
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Roofs:
     copy: float
     mma: float | None  # None where no library multiplied bfloat16
     mma_by: str  # which one did, or why none
+    mma_sync: float
     step: float
     launch: float
 
@@ -53,11 +61,35 @@ def empty_kernel(
     return
 
 
+@kernel(threads=32 * MMA_WARPS, registers=128, opcodes=("HMMA.16816.F32.BF16",))
+@cuda.jit
+def mma_kernel(operands: read(uint32), out: write(float32), products: int32):
+    """out[thread] = the sums of its chains; operands[6, 32]: a lane's words of both matrices."""
+    lane = cuda.threadIdx.x & 31
+    a = cuda.local.array(6, uint32)
+    for i in range(6):
+        a[i] = operands[32 * i + lane]
+    sums = cuda.local.array(SUMS, float32)
+    for i in range(SUMS):
+        sums[i] = float32(0)
+    for _ in range(products):
+        for n in range(0, SUMS, 4):
+            sums[n], sums[n + 1], sums[n + 2], sums[n + 3] = ptx.mma(
+                *(a[0], a[1], a[2], a[3], a[4], a[5]),
+                *(sums[n], sums[n + 1], sums[n + 2], sums[n + 3]),
+            )
+    total = float32(0)
+    for i in range(SUMS):
+        total = ptx.add(total, sums[i])
+    out[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
+
+
 def measure(gpu: Gpu) -> Roofs:
     mma, by = mma_rate(gpu)  # first: it brings the clocks up
     empty = _empty_launch(gpu)
     empty(gpu.stream)  # loads it
-    return Roofs(copy_rate(gpu), mma, by, graph_step(gpu, empty), host_launch(gpu, empty))
+    step, launch = graph_step(gpu, empty), host_launch(gpu, empty)
+    return Roofs(copy_rate(gpu), mma, by, mma_sync_rate(gpu), step, launch)
 
 
 def copy_rate(gpu: Gpu) -> float:
@@ -78,6 +110,16 @@ def mma_rate(gpu: Gpu) -> tuple[float | None, str]:
         except Exception as error:  # libraries that are absent or of another build raise anything
             reasons.append(f"{name}: {' '.join(str(error).split())[:120]}")
     return None, "; ".join(reasons)
+
+
+def mma_sync_rate(gpu: Gpu) -> float:
+    blocks = MMA_BLOCKS * gpu.properties["multiProcessorCount"]
+    operands = gpu.array(random_bf16(2 * 6 * 32).view(np.uint32))
+    out = gpu.poisoned(np.empty(blocks * mma_kernel.threads, np.float32))
+    seconds = gpu.median_seconds(
+        lambda: mma_kernel.launch(blocks, operands, out, PRODUCTS, stream=gpu.stream)
+    )
+    return blocks * MMA_WARPS * CHAINS * PRODUCTS * MMA_FLOPS / seconds
 
 
 def graph_step(gpu: Gpu, empty: Callable[[Any], None]) -> float:

@@ -12,6 +12,8 @@ from bench import device, roof
 from ddtree_numba.kernels import driver
 from ddtree_numba.spec.numerics import BF16
 
+PROPERTIES = dict(name=b"Made Up", multiProcessorCount=3)
+
 
 class FakeArray:
     """As much of cupy.ndarray as the harness uses; `data` is its pointer."""
@@ -80,7 +82,7 @@ class FakeCupy:
             def synchronize(self):
                 log.append("wait")
 
-        runtime = SimpleNamespace(getDeviceProperties=lambda number: dict(name=b"Made Up"))
+        runtime = SimpleNamespace(getDeviceProperties=lambda number: PROPERTIES)
         self.cuda = SimpleNamespace(
             Stream=Stream,
             Event=Event,
@@ -142,11 +144,17 @@ def test_roofs_come_from_what_is_there(gpu, monkeypatch):
     monkeypatch.setattr(roof, "COPY_BYTES", 1 << 12)
     monkeypatch.setitem(sys.modules, "torch", None)  # not on a made-up stream
     monkeypatch.setattr(roof.empty_kernel, "launch", lambda *a, stream: launched.append(a))
+    grids = []
+    monkeypatch.setattr(roof.mma_kernel, "launch", lambda grid, *a, stream: grids.append(grid))
     found = roof.measure(gpu)
     assert found.copy == pytest.approx(2 * 4096 / 2e-3)
     assert found.step == pytest.approx(2e-3 / roof.LAUNCHES) and found.launch > 0
     assert {len(arguments) for arguments in launched} == {1 + len(roof.empty_kernel.parameters)}
     assert len(roof.empty_kernel.parameters) == 10
+    assert set(grids) == {3 * roof.MMA_BLOCKS}
+    warps = 3 * roof.MMA_BLOCKS * roof.MMA_WARPS
+    flops = warps * roof.CHAINS * roof.PRODUCTS * 2 * 16 * 8 * 16
+    assert found.mma_sync == pytest.approx(flops / 2e-3)
     assert found.mma is None, "the made-up CuPy has no cuBLAS"
     assert found.mma_by.startswith("cuBLAS through CuPy: ") and "PyTorch: " in found.mma_by
 
@@ -166,3 +174,19 @@ def test_the_first_library_that_multiplies_gives_the_rate(gpu, monkeypatch):
 def test_an_empty_kernel_is_one_that_compiles():
     compiled = roof.empty_kernel.compile("sm_90")
     assert compiled.registers <= 16 and not compiled.spill_bytes
+
+
+def test_the_mma_roof_multiplies_in_chains_side_by_side():
+    rng = np.random.default_rng(5)
+    a, b = rng.integers(-3, 4, (16, 16)), rng.integers(-3, 4, (16, 8))
+    lane = np.arange(32)
+    row, k = lane // 4, 2 * (lane % 4)
+    pairs = [(a[r, c], a[r, c + 1]) for c in (k, k + 8) for r in (row, row + 8)]
+    pairs += [(b[c, row], b[c + 1, row]) for c in (k, k + 8)]
+    words = np.stack([np.stack(pair, axis=-1) for pair in pairs])  # 6 of 32 lanes, 2 numbers each
+    operands = words.astype(BF16).view(np.uint32)[..., 0].copy()
+    out = np.zeros(roof.mma_kernel.threads, np.float32)
+    roof.mma_kernel.launch(1, operands, out, 3)
+    d = a @ b
+    total = sum(d[r, c] for r in (row, row + 8) for c in (k, k + 1))
+    assert (out.reshape(-1, 32) == 3 * roof.CHAINS * total).all()

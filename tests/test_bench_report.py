@@ -67,6 +67,9 @@ def test_what_was_measured_where_and_when_stands_above():
     assert "NVIDIA H200 (sm_90), driver 580.1, commit abc123, 2026-11-29T10:00:00" in text
     assert "Copy 4.15 TB/s, bfloat16 mma 780 TFLOP/s (cuBLAS)" in text
     assert "empty kernel in a graph 1.20 us, host time of a launch 4.50 us" in text
+    assert "mma.sync" not in text, "results of before have no such rate"
+    newer = report.markdown(result(roofs=result()["roofs"] | dict(mma_sync=566e12)))
+    assert "780 TFLOP/s (cuBLAS), mma.sync 566 TFLOP/s, an empty kernel" in newer
     without = report.markdown(result(roofs=result()["roofs"] | dict(mma=None, mma_by="absent")))
     assert "no mma rate (absent)" in without
 
@@ -169,7 +172,9 @@ from bench import machine, roof
 from tests.toy_bench import FakeGpu
 
 machine.describe = lambda gpu: dict(gpu="Made Up", arch="sm_90", driver="1.2")
-roof.measure = lambda gpu: roof.Roofs(copy=1e9, mma=None, mma_by="none", step=1e-6, launch=4e-6)
+roof.measure = lambda gpu: roof.Roofs(
+    copy=1e9, mma=None, mma_by="none", mma_sync=1e12, step=1e-6, launch=4e-6
+)
 
 @pytest.fixture(scope="session")
 def gpu():

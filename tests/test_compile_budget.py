@@ -16,6 +16,7 @@ pytest.importorskip("numba.cuda")
 
 from numba import cuda, float32, int32
 
+from bench.roof import mma_kernel
 from ddtree_numba.kernels.arguments import read, write
 from ddtree_numba.kernels.compile import LARGE_SHARED, MAX_SHARED
 from ddtree_numba.kernels.launch import Kernel
@@ -97,7 +98,8 @@ def test_kernel_keeps_its_budget(kernel, tmp_path, record_property):
 
 def test_tensor_core_instructions_are_recognised(tmp_path):
     for arch in ARCHITECTURES:
-        assert over_budget(skinny_gemm, arch, tmp_path)[0] == []
+        for kernel in (skinny_gemm, mma_kernel):
+            assert over_budget(kernel, arch, tmp_path)[0] == []
 
 
 N = 200
