@@ -20,8 +20,8 @@ from ddtree_numba.kernels.linear_order import Order, order_of
 from ddtree_numba.kernels.linear_wide import Tile
 from ddtree_numba.spec.numerics import BF16, F32
 
-COLUMNS = (1, 2, 3, 4, 5, 8)  # tiles of 8 tokens that the narrow kernel takes at once
-NARROW = 8 * COLUMNS[-1]
+COLUMNS = (1, 2, 3, 4, 5, 8, 9)  # tiles of 8 tokens that the narrow kernel takes at once
+NINE = 6  # slices, at least, where it takes the last: with fewer warps a wide block is quicker
 WARPS = 8  # of a narrow block, unless it has more slices
 MOST_STACK = 4  # tiles of 16 weight rows in a narrow block
 CHIP = 132  # multiprocessors; a chip of another size has the same bits from a less apt tile
@@ -40,8 +40,9 @@ class Way(NamedTuple):
 def way_of(tokens: int, outs: int, width: int) -> Way:
     """The way that `linear` takes for tokens through a weight[outs, width]."""
     order = order_of(outs, width)
-    if tokens <= NARROW:
-        return Way(None, next(n for n in COLUMNS if tokens <= 8 * n), order.groups)
+    narrow = COLUMNS if order.slices >= NINE else COLUMNS[:-1]
+    if tokens <= 8 * narrow[-1]:
+        return Way(None, next(n for n in narrow if tokens <= 8 * n), order.groups)
     large, flat, small = (order.groups * tile.number(tokens, outs) for tile in (LARGE, FLAT, SMALL))
     shared = order.groups == 1 and 2 * small <= CHIP
     tile = LARGE
@@ -141,7 +142,7 @@ def instances() -> list[Kernel]:
     made = {}
     cases = [(shape, bf16) for shape in SHAPES + TINY] + [(shape, float32) for shape in LOGITS]
     for (outs, width), element in cases:
-        for tokens in (*(8 * n for n in COLUMNS), 65, 256, 1024):
+        for tokens in (*(8 * n for n in COLUMNS), 73, 256, 1024):
             way, order = way_of(tokens, outs, width), order_of(outs, width)
             target = element if way.parts == 1 else float32
             body, _, _ = _body(way, order, target, tokens, outs, width)

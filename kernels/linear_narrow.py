@@ -1,6 +1,6 @@
 """Few tokens through a weight that is read once: the memory-bound side of `linear`.
 
-A warp makes 16 rows of the weight times up to 64 tokens over one slice of K; the warps of a block
+A warp makes 16 rows of the weight times up to 72 tokens over one slice of K; the warps of a block
 are the slices of a group. Weights go from memory to registers, a unit ahead, and start before the
 wait for the kernel ahead on the stream. Tokens come by asynchronous copies, each lane's own 16
 bytes: shared memory is only a longer register file, and the loop has no barrier.
@@ -34,11 +34,10 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     exact: slices fill K, so that nothing lies beyond it.
     """
     warps = slices * stack
-    waves = -(-columns // WAVE)
-    tokens_each, wave = 8 * columns, columns // waves
-    assert waves * wave == columns
-    # steps of weights in registers, of which 64 sums and a block of 14 warps leave fewer
-    ahead = STEPS if columns <= WAVE else STEPS // 2 if warps <= MANY_WARPS else STEPS // 4
+    wave = max(n for n in range(1, WAVE + 1) if columns % n == 0)
+    tokens_each = 8 * columns
+    # steps of weights in registers, of which more sums and a block of 14 warps leave fewer
+    ahead = STEPS if columns <= WAVE else STEPS // 2 if warps <= MANY_WARPS else 1
     held = STEPS  # steps of tokens in shared memory
     while warps * held * columns * SLOT > MOST_SHARED:
         held //= 2
@@ -71,7 +70,7 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
         threads=WARP * warps,
         name=f"linear_narrow_{slices}x{stack}_{tokens_each}_{element}" + "_part" * (not exact),
         min_blocks=2 if warps <= MANY_WARPS and columns <= WAVE else 1,
-        registers=200,
+        registers=208,
         shared_bytes=warps * ring,
         opcodes=("HMMA.16816.F32.BF16", "LDG.E.NA.LTC128B.128", "LDGSTS.E.BYPASS.128"),
         pdl=True,

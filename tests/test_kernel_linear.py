@@ -75,6 +75,16 @@ def test_s09_a_row_has_the_same_bits_alone(rng):
     assert run(x[order], weight, F32).tobytes() == together[order].tobytes()
 
 
+def test_s09_a_tree_of_64_nodes_and_its_root_has_the_same_bits_in_nine_tiles(rng):
+    """Where a block has six warps or more; the wide kernel comes behind 72 rows, or behind 64."""
+    x, weight = given(66, 16, 1536, rng)
+    assert [way_of(t, 16, 1536).columns for t in (64, 65, 72, 73)] == [8, 9, 9, 0]
+    assert [way_of(t, 16, 1280).columns for t in (64, 65)] == [8, 0]
+    together = run(x, weight, F32)
+    for way in (None, WIDE):
+        assert run(x[63:], weight, F32, way=way).tobytes() == together[63:].tobytes()
+
+
 @pytest.mark.parametrize(
     "tile, width, parts, out_dtype",
     [(SMALL, 512, 1, F32), (LARGE, 264, 2, BF16), (FLAT, 320, 1, BF16)],
@@ -200,7 +210,7 @@ def test_gpu_agrees_with_float64_and_a_row_with_itself_alone(name, rng):
     error = abs(together[:, some].astype(np.float64) - exact)
     assert (error <= step * abs(exact) + 2**-16 * size + 1e-38).all()
     order = rng.permutation(257)
-    for rows in (1, 2, 8, 9, 16, 17, 24, 25, 33, 40, 41, 64, 65, 129, 257):
+    for rows in (1, 2, 8, 9, 16, 17, 24, 25, 33, 40, 41, 64, 65, 72, 73, 129, 257):
         picked = order[-rows:]
         assert on_gpu(x[picked], device, out_dtype).tobytes() == together[picked].tobytes(), rows
     for i in range(5):
@@ -208,7 +218,7 @@ def test_gpu_agrees_with_float64_and_a_row_with_itself_alone(name, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("outs, width", [(176, 192), (96, 512), (24, 4096), (21, 264)])
+@pytest.mark.parametrize("outs, width", [(176, 192), (96, 512), (24, 4096), (21, 264), (16, 1536)])
 def test_gpu_small_agrees_with_the_specification_at_every_width_of_the_kernels(outs, width, rng):
     """Small enough for racecheck and memcheck: both kernels, groups, what lies beyond K."""
     x, weight = given(129, outs, width, rng)
