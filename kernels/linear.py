@@ -20,7 +20,7 @@ from ddtree_numba.kernels.linear_order import Order, order_of
 from ddtree_numba.kernels.linear_wide import Tile
 from ddtree_numba.spec.numerics import BF16, F32
 
-COLUMNS = (1, 2, 3, 4, 5, 8, 9)  # tiles of 8 tokens that the narrow kernel takes at once
+COLUMNS = (1, 2, 3, 4, 5, 9)  # tiles of 8 tokens that the narrow kernel takes at once
 NINE = 6  # slices, at least, where it takes the last: with fewer warps a wide block is quicker
 WARPS = 8  # of a narrow block, unless it has more slices
 MOST_STACK = 4  # tiles of 16 weight rows in a narrow block

@@ -18,8 +18,8 @@ from ddtree_numba.kernels.linear_order import STEP, STEPS, UNIT, multiply
 WARP = 32
 ROWS = 16  # of a warp
 SLOT = 512  # bytes of a step of 8 tokens: 16 of each lane
-MOST_SHARED = 64 << 10
 MANY_WARPS = 8  # in a block: beyond, no second block fits beside it
+MOST_SHARED = 64 << 10, 72 << 10  # of tokens: in blocks of fewer warps, and of more
 WAVE = 5  # tiles of 8 tokens, at most, that are multiplied in turn
 # Slices, at most, of kernels that let the next one in behind their wait: where one slice holds K,
 # so many blocks fit beside each other that weights of launches to come would delay their tokens.
@@ -39,7 +39,7 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     # steps of weights in registers, of which more sums and a block of 14 warps leave fewer
     ahead = STEPS if columns <= WAVE else STEPS // 2 if warps <= MANY_WARPS else 1
     held = STEPS  # steps of tokens in shared memory
-    while warps * held * columns * SLOT > MOST_SHARED:
+    while warps * held * columns * SLOT > MOST_SHARED[warps > MANY_WARPS]:
         held //= 2
     words, pieces, count = 8 * ahead, 4 * wave, 4 * columns
     cells = ROWS * tokens_each
