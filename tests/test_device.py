@@ -22,7 +22,7 @@ from ddtree_numba.spec.numerics import BF16, F32
 from .gpu_arrays import to_gpu
 from .skinny_gemm import skinny_gemm
 from .test_launch import ten_arguments
-from .test_ptx import INSTRUCTIONS, kernel_from, letters, transposed
+from .test_ptx import LANEWISE, applying, letters, transposed
 
 pytestmark = pytest.mark.gpu
 
@@ -33,28 +33,6 @@ SPECIAL = [
     *(0x7FC00000, 0xFFC12345, 0x7F800001, 0xFFB1941F),  # NaN, quiet and signalling
     *(0x00000001, 0x807FFFFF, 0x00600000, 0x00800000, 0x7F7FFFFF),  # subnormal, first, last normal
 ]
-LANEWISE = [
-    name
-    for name in INSTRUCTIONS
-    if set("".join(letters(name))) <= set("rilhf") and ".sync" not in INSTRUCTIONS[name][0]
-    if all(letters(name))
-]
-VALUES = {"r": "uint32(x[{0}])", "i": "int32(x[{0}])", "h": "x[{0}] & 0xFFFF"}
-VALUES["f"] = "ptx.as_float(uint32(x[{0}]))"
-
-
-def applying(name: str) -> Kernel:
-    """A kernel that applies one instruction to a row of random words a thread."""
-    results, operands = letters(name)
-    given = [VALUES[letter].format(f"4 * i + {n}") for n, letter in enumerate(operands)]
-    result = f"ptx.{name}({', '.join(given)})"
-    result = f"ptx.as_bits({result})" if results == "f" else result
-    return kernel_from(
-        "def body(x: read(uint64), y: write(uint64)):\n"
-        "    i = cuda.blockIdx.x * 32 + cuda.threadIdx.x\n"
-        f"    y[i] = uint64({result}) & uint64(0x{'F' * (16 if results == 'l' else 8)})",
-        f"apply_{name}",
-    )
 
 
 @pytest.mark.parametrize("name", LANEWISE)
