@@ -21,7 +21,7 @@ from ddtree_numba.kernels.linear_wide import Tile
 from ddtree_numba.spec.numerics import BF16, F32
 
 COLUMNS = (1, 2, 3, 4, 5, 9)  # tiles of 8 tokens that the narrow kernel takes at once
-NINE = 6  # slices, at least, where it takes the last: with fewer warps a wide block is quicker
+NINE = 6  # slices of a group, at least, where it takes the last: with fewer wide blocks are quicker
 WARPS = 8  # of a narrow block, unless it has more slices
 MOST_STACK = 4  # tiles of 16 weight rows in a narrow block
 CHIP = 132  # multiprocessors; a chip of another size has the same bits from a less apt tile
@@ -142,9 +142,12 @@ def instances() -> list[Kernel]:
     made = {}
     cases = [(shape, bf16) for shape in SHAPES + TINY] + [(shape, float32) for shape in LOGITS]
     for (outs, width), element in cases:
-        for tokens in (*(8 * n for n in COLUMNS), 73, 256, 1024):
+        for tokens in (*(8 * n for n in COLUMNS), 256, 1024):
             way, order = way_of(tokens, outs, width), order_of(outs, width)
             target = element if way.parts == 1 else float32
             body, _, _ = _body(way, order, target, tokens, outs, width)
             made[body.name] = body
-    return [*made.values(), linear_wide.make_sum(bf16), linear_wide.make_sum(float32)]
+            if way.parts > 1:
+                adding = linear_wide.make_sum(element)
+                made[adding.name] = adding
+    return list(made.values())

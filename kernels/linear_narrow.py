@@ -1,9 +1,10 @@
 """Few tokens through a weight that is read once: the memory-bound side of `linear`.
 
 A warp makes 16 rows of the weight times up to 72 tokens over one slice of K; the warps of a block
-are the slices of a group. Weights go from memory to registers, a unit ahead, and start before the
-wait for the kernel ahead on the stream. Tokens come by asynchronous copies, each lane's own 16
-bytes: shared memory is only a longer register file, and the loop has no barrier.
+are the slices of a group, for one to four times 16 rows. Weights go from memory to registers, up to
+a unit ahead, and start before the wait for the kernel ahead on the stream. Tokens come by
+asynchronous copies, each lane's own 16 bytes: shared memory is only a longer register file, and the
+loop has no barrier.
 """
 
 from functools import cache
@@ -18,8 +19,8 @@ from ddtree_numba.kernels.linear_order import STEP, STEPS, UNIT, multiply
 WARP = 32
 ROWS = 16  # of a warp
 SLOT = 512  # bytes of a step of 8 tokens: 16 of each lane
-MANY_WARPS = 8  # in a block: beyond, no second block fits beside it
-MOST_SHARED = 64 << 10, 72 << 10  # of tokens: in blocks of fewer warps, and of more
+MANY_WARPS = 8  # of a block: up to here, and up to WAVE tiles, two blocks should fit
+MOST_SHARED = 64 << 10, 72 << 10  # bytes of tokens, in blocks of up to MANY_WARPS and of more
 WAVE = 5  # tiles of 8 tokens, at most, that are multiplied in turn
 # Slices, at most, of kernels that let the next one in behind their wait: where one slice holds K,
 # so many blocks fit beside each other that weights of launches to come would delay their tokens.
@@ -36,7 +37,7 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     warps = slices * stack
     wave = max(n for n in range(1, WAVE + 1) if columns % n == 0)
     tokens_each = 8 * columns
-    # steps of weights in registers, of which more sums and a block of 14 warps leave fewer
+    # steps of weights in registers: more sums leave fewer, and more than MANY_WARPS fewer still
     ahead = STEPS if columns <= WAVE else STEPS // 2 if warps <= MANY_WARPS else 1
     held = STEPS  # steps of tokens in shared memory
     while warps * held * columns * SLOT > MOST_SHARED[warps > MANY_WARPS]:

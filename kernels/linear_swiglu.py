@@ -108,5 +108,5 @@ def linear_swiglu(x, weight, *, out, workspace, stream=None, way: Way | None = N
 
 
 def instances() -> list[Kernel]:
-    """Shared expert of K2.6 at eight and four ranks; at two, for 65 to 128 rows."""
+    """Shared expert of K2.6 at eight and four ranks; at two, for 73 to 128 rows."""
     return [make(half) for half in (256, 512, 1024)]

@@ -8,7 +8,20 @@ pytest.importorskip("numba.cuda")
 
 from ddtree_numba.kernels import linear_narrow, linear_wide
 from ddtree_numba.kernels.arguments import bf16
-from ddtree_numba.kernels.linear import FLAT, LARGE, SMALL, Way, linear, way_of, workspace_floats
+from ddtree_numba.kernels.launch import Kernel
+from ddtree_numba.kernels.linear import (
+    FLAT,
+    LARGE,
+    LOGITS,
+    SHAPES,
+    SMALL,
+    TINY,
+    Way,
+    instances,
+    linear,
+    way_of,
+    workspace_floats,
+)
 from ddtree_numba.kernels.linear_order import Order, order_of
 from ddtree_numba.spec import linear as spec
 from ddtree_numba.spec.numerics import BF16, F32
@@ -34,8 +47,9 @@ WIDE = Way(SMALL, 0, 1)
 def run(x, weight, out_dtype=BF16, way=None):
     """On numpy arrays, with a poisoned workspace."""
     outs, width = weight.shape
-    parts = way.parts if way else way_of(len(x), outs, width).parts
-    floats = parts * len(x) * outs if parts > 1 else 0
+    floats = workspace_floats(len(x), outs, width)
+    if way:
+        floats = way.parts * len(x) * outs if way.parts > 1 else 0
     workspace = np.full(floats, np.nan, F32) if floats else None
     out = np.empty((len(x), outs), out_dtype)
     return linear(x, weight, out=out, workspace=workspace, way=way)
@@ -76,13 +90,27 @@ def test_s09_a_row_has_the_same_bits_alone(rng):
 
 
 def test_s09_a_tree_of_64_nodes_and_its_root_has_the_same_bits_in_nine_tiles(rng):
-    """Where a block has six warps or more; the wide kernel comes behind 72 rows, or behind 40."""
+    """Where a group has six slices; wide blocks come behind 72 rows, elsewhere behind 40."""
     x, weight = given(66, 16, 1536, rng)
     assert [way_of(t, 16, 1536).columns for t in (40, 41, 72, 73)] == [5, 9, 9, 0]
     assert [way_of(t, 16, 1280).columns for t in (40, 41)] == [5, 0]
     together = run(x, weight, F32)
     for way in (None, WIDE):
         assert run(x[63:], weight, F32, way=way).tobytes() == together[63:].tobytes()
+
+
+@pytest.mark.parametrize(
+    "width, slices",
+    [(2048, 8), (3584, 14), (1280, 5), (4096, 4)],
+    ids=["eight_warps", "fourteen_warps", "wide_shared", "wide_groups"],
+)
+def test_s09_a_row_has_the_same_bits_alone_and_among_41(width, slices, rng):
+    """Weights one step ahead, one of tokens; wide blocks that share slices, or groups of them."""
+    x, weight = given(41, 3, width, rng)
+    assert order_of(3, width).slices == slices
+    together = run(x, weight, F32)
+    assert run(x[-2:], weight, F32).tobytes() == together[-2:].tobytes()
+    np.testing.assert_allclose(together, spec.linear(x, weight, F32), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +130,7 @@ def test_s09_narrow_and_wide_have_the_same_bits(tile, width, parts, out_dtype, r
 def test_s09_groups_of_slices_have_the_same_bits(rng):
     x, weight = given(3, 9, 4096, rng)
     assert order_of(9, 4096) == Order(groups=4, slices=4, units=1)
+    assert order_of(9, 7168).slices == 7 and way_of(73, 9, 7168).parts == 4, "groups, not slices"
     assert run(x[1:2], weight, F32).tobytes() == run(x, weight, F32)[1:2].tobytes()
 
 
@@ -167,8 +196,25 @@ def test_what_does_not_fit_is_named():
         linear(odd, np.zeros((3, 7), BF16), out=out)
     x, weight, out = np.zeros((2, 4096), BF16), np.zeros((3, 4096), BF16), np.zeros((2, 3), BF16)
     assert workspace_floats(2, 3, 4096) == 24 and workspace_floats(2, 2048, 4096) == 0
-    with pytest.raises(ValueError, match="workspace: 2 rows need 24 float32"):
-        linear(x, weight, out=out)
+    for workspace in (None, np.empty(23, F32)):
+        with pytest.raises(ValueError, match="workspace: 2 rows need 24 float32"):
+            linear(x, weight, out=out, workspace=workspace)
+    with pytest.raises(ValueError, match="workspace: dtype bfloat16, expected float32"):
+        linear(x, weight, out=out, workspace=np.empty(24, BF16))
+
+
+def test_instances_are_what_the_published_shapes_take(monkeypatch):
+    """By any number of rows: a way changes behind a multiple of 8."""
+    names = set()
+    monkeypatch.setattr(Kernel, "launch", lambda self, *_, **__: names.add(self.name))
+    cases = [(shape, BF16) for shape in SHAPES + TINY] + [(shape, F32) for shape in LOGITS]
+    for (outs, width), out_dtype in cases:
+        weight = np.empty((outs, width), BF16)
+        for rows in (*range(1, 130, 8), 256, 257, 513, 1024, 4096):
+            out, x = np.empty((rows, outs), out_dtype), np.empty((rows, width), BF16)
+            workspace = np.empty(workspace_floats(rows, outs, width), F32)
+            linear(x, weight, out=out, workspace=workspace)
+    assert {kernel.name for kernel in instances()} == names
 
 
 def on_gpu(x, weight, out_dtype):

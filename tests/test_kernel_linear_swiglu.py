@@ -94,7 +94,7 @@ def test_two_launches_where_k_is_in_parts(rng, monkeypatch):
 
 def test_instances_are_what_k26_takes_at_any_number_of_ranks():
     halves = {n // ranks for n in (2048, 18432) for ranks in (1, 2, 4, 8)}
-    rows = (1, 64, *range(65, 4097, 8))  # a way changes behind a multiple of 8
+    rows = range(1, 4097, 8)  # a way changes behind a multiple of 8
     shared = {n for n in halves if any(way_of(t, 2 * n, 7168).parts > 1 for t in rows)}
     assert {kernel.name for kernel in instances()} == {f"sum_swiglu_{n}" for n in shared}
 
