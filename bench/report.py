@@ -85,8 +85,7 @@ def roof_line(roofs: dict) -> str:
     own = f"mma.sync {rate('mma_sync')}, " if "mma_sync" in roofs else ""  # not in older results
     return (
         f"Copy {significant(roofs['copy'] / 1e12)} TB/s, bfloat16 mma {mma} ({roofs['mma_by']}), "
-        f"{own}"
-        f"an empty kernel in a graph {significant(roofs['step'] * 1e6)} us, "
+        f"{own}an empty kernel in a graph {significant(roofs['step'] * 1e6)} us, "
         f"host time of a launch {significant(roofs['launch'] * 1e6)} us."
     )
 

@@ -26,7 +26,7 @@ from ddtree_numba.spec.numerics import BF16
 COPY_BYTES = 2 << 30  # of each buffer: what stays in L2 unwritten is 1-2 %
 SIDE = 8192  # of the square product
 LAUNCHES = 500  # fewer than the driver queues before it blocks
-CHAINS, PRODUCTS = 16, 1 << 12  # of mma that a warp keeps going, and of each chain
+CHAINS, PRODUCTS = 16, 1 << 12  # of mma in a warp, side by side; products of each chain
 SUMS = 4 * CHAINS  # of a lane
 MMA_WARPS, MMA_BLOCKS = 8, 2  # of a block, and of a multiprocessor
 MMA_FLOPS = 2 * 16 * 8 * 16
@@ -61,6 +61,7 @@ def empty_kernel(
     return
 
 
+# 128 registers: MMA_BLOCKS fit beside each other.
 @kernel(threads=32 * MMA_WARPS, registers=128, opcodes=("HMMA.16816.F32.BF16",))
 @cuda.jit
 def mma_kernel(operands: read(uint32), out: write(float32), products: int32):

@@ -1,9 +1,9 @@
 """Linear layer on the device; see `spec/linear.py`.
 
 Two kernels that add in the same order (`linear_order.py`): `linear_narrow.py` for few tokens, which
-reads the weight at the rate of the memory, and `linear_wide.py` for many. The number of tokens
-picks one of them, its tile, and whether blocks share K and leave their sums to be added by a second
-launch; no bit of a result depends on that choice.
+reads the weight at the rate of the memory, and `linear_wide.py` for many. The number of tokens and
+the weight's shape pick one of them, its tile, and whether blocks share K and leave their sums to be
+added by a second launch; no bit of a result depends on that choice.
 
 x, weight bfloat16, K and the distance of rows of x multiples of 8; out bfloat16 or float32. The
 workspace is float32, of any shape, with `workspace_floats` elements.
@@ -21,7 +21,7 @@ from ddtree_numba.kernels.linear_wide import Tile
 from ddtree_numba.spec.numerics import BF16, F32
 
 COLUMNS = (1, 2, 3, 4, 5, 9)  # tiles of 8 tokens that the narrow kernel takes at once
-NINE = 6  # slices of a group, at least, where it takes the last: with fewer wide blocks are quicker
+NINE_SLICES = 6  # of a group, at least, for nine tiles: with fewer, wide blocks are quicker
 WARPS = 8  # of a narrow block, unless it has more slices
 MOST_STACK = 4  # tiles of 16 weight rows in a narrow block
 CHIP = 132  # multiprocessors; a chip of another size has the same bits from a less apt tile
@@ -40,7 +40,7 @@ class Way(NamedTuple):
 def way_of(tokens: int, outs: int, width: int) -> Way:
     """The way that `linear` takes for tokens through a weight[outs, width]."""
     order = order_of(outs, width)
-    narrow = COLUMNS if order.slices >= NINE else COLUMNS[:-1]
+    narrow = COLUMNS if order.slices >= NINE_SLICES else COLUMNS[:-1]
     if tokens <= 8 * narrow[-1]:
         return Way(None, next(n for n in narrow if tokens <= 8 * n), order.groups)
     large, flat, small = (order.groups * tile.number(tokens, outs) for tile in (LARGE, FLAT, SMALL))

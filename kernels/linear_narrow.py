@@ -37,7 +37,7 @@ def make(slices: int, stack: int, columns: int, element, exact: bool) -> Kernel:
     warps = slices * stack
     wave = max(n for n in range(1, WAVE + 1) if columns % n == 0)
     tokens_each = 8 * columns
-    # steps of weights in registers: more sums leave fewer, and more than MANY_WARPS fewer still
+    # steps of weights in registers: more sums leave fewer, in blocks of many warps fewer still
     ahead = STEPS if columns <= WAVE else STEPS // 2 if warps <= MANY_WARPS else 1
     held = STEPS  # steps of tokens in shared memory
     while warps * held * columns * SLOT > MOST_SHARED[warps > MANY_WARPS]:

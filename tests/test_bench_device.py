@@ -145,13 +145,15 @@ def test_roofs_come_from_what_is_there(gpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # not on a made-up stream
     monkeypatch.setattr(roof.empty_kernel, "launch", lambda *a, stream: launched.append(a))
     grids = []
-    monkeypatch.setattr(roof.mma_kernel, "launch", lambda grid, *a, stream: grids.append(grid))
+    monkeypatch.setattr(
+        roof.mma_kernel, "launch", lambda grid, *a, stream: grids.append((grid, a[-1]))
+    )
     found = roof.measure(gpu)
     assert found.copy == pytest.approx(2 * 4096 / 2e-3)
     assert found.step == pytest.approx(2e-3 / roof.LAUNCHES) and found.launch > 0
     assert {len(arguments) for arguments in launched} == {1 + len(roof.empty_kernel.parameters)}
     assert len(roof.empty_kernel.parameters) == 10
-    assert set(grids) == {3 * roof.MMA_BLOCKS}
+    assert set(grids) == {(3 * roof.MMA_BLOCKS, roof.PRODUCTS)}
     warps = 3 * roof.MMA_BLOCKS * roof.MMA_WARPS
     flops = warps * roof.CHAINS * roof.PRODUCTS * 2 * 16 * 8 * 16
     assert found.mma_sync == pytest.approx(flops / 2e-3)

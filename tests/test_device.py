@@ -21,8 +21,9 @@ from ddtree_numba.spec.numerics import BF16, F32
 
 from .gpu_arrays import to_gpu
 from .skinny_gemm import skinny_gemm
+from .test_lanewise import LANEWISE, applying
 from .test_launch import ten_arguments
-from .test_ptx import LANEWISE, applying, letters, transposed
+from .test_ptx import letters, transposed
 
 pytestmark = pytest.mark.gpu
 

@@ -39,30 +39,6 @@ def letters(name):
     return "".join(asm.OPERANDS.findall(results)), "".join(asm.OPERANDS.findall(sources))
 
 
-LANEWISE = [
-    name
-    for name in INSTRUCTIONS
-    if set("".join(letters(name))) <= set("rilhf") and ".sync" not in INSTRUCTIONS[name][0]
-    if all(letters(name))
-]
-VALUES = {"r": "uint32(x[{0}])", "i": "int32(x[{0}])", "h": "x[{0}] & 0xFFFF"}
-VALUES["f"] = "ptx.as_float(uint32(x[{0}]))"
-
-
-def applying(name: str) -> Kernel:
-    """A kernel that applies one instruction to a row of random words a thread."""
-    results, operands = letters(name)
-    given = [VALUES[letter].format(f"4 * i + {n}") for n, letter in enumerate(operands)]
-    result = f"ptx.{name}({', '.join(given)})"
-    result = {"f": f"ptx.as_bits({result})", "hh": f"ptx.joined(*{result})"}.get(results, result)
-    return kernel_from(
-        "def body(x: read(uint64), y: write(uint64)):\n"
-        "    i = cuda.blockIdx.x * 32 + cuda.threadIdx.x\n"
-        f"    y[i] = uint64({result}) & uint64(0x{'F' * (16 if results == 'l' else 8)})",
-        f"apply_{name}",
-    )
-
-
 def meaning(name):
     modules = (ptx_cpu, ptx_cpu_arithmetic, ptx_cpu_copies)
     return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
@@ -98,15 +74,6 @@ def test_every_instruction_compiles_as_written():
         assert mnemonic in text
     for arch in ("sm_90", "sm_120"):
         assert link(text, made.name, arch).spill_bytes == 0
-
-
-@pytest.mark.parametrize("name", LANEWISE)
-def test_runs_in_a_kernel(name):
-    """What `test_device.py` compares with the hardware: on the executor, and it compiles."""
-    made, y = applying(name), np.full(32, 1 << 63, np.uint64)
-    made.launch(1, np.full((32, 4), 0x3F803F80, np.uint64), y)
-    assert (y == y[0]).all() and (name == "mul_wide" or y[0] < 1 << 32)
-    assert made.name in made.ptx("sm_90")
 
 
 def test_operands_are_written_in_the_order_of_the_declaration():
