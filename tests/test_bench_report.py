@@ -172,9 +172,7 @@ from bench import machine, roof
 from tests.toy_bench import FakeGpu
 
 machine.describe = lambda gpu: dict(gpu="Made Up", arch="sm_90", driver="1.2")
-roof.measure = lambda gpu: roof.Roofs(
-    copy=1e9, mma=None, mma_by="none", mma_sync=1e12, step=1e-6, launch=4e-6
-)
+roof.measure = lambda gpu: roof.Roofs(1e9, None, "none", mma_sync=1e12, step=1e-6, launch=4e-6)
 
 @pytest.fixture(scope="session")
 def gpu():
