@@ -147,12 +147,12 @@ def test_soak_of_random_prompts(engine, rng):
             pool.total_bytes() for pool in (engine.ranks.ops.pool, engine.rounds.player.pool)
         )
 
-    for requests in range(8, 0, -1):  # graphs of every size, before their memory is looked at
+    for requests in range(8, 0, -1):  # the graphs of every size
         for seed in (None, 1):
             decode(engine, [prompt] * requests, sampling(seed), "ar", 0)
             for budget in budgets:
                 decode(engine, [prompt] * requests, sampling(seed), "ddtree", budget)
-    used = held()
+    used = None  # by half of the rounds: by then blocks of memory have been cut to all sizes
     while rounds < 10_000:
         sizes = rng.integers(1, 300, 8)
         prompts = [rng.integers(0, engine.config.vocab_size, n).tolist() for n in sizes]
@@ -164,4 +164,6 @@ def test_soak_of_random_prompts(engine, rng):
             del wanted[one.index][: len(one.token_ids)]
             rounds += 1
         assert not any(wanted) and engine.pages.free_pages == free
-    assert held() < 1.2 * used, "what fragments, no more"
+        if used is None and rounds >= 5_000:
+            used = held()
+    assert held() < 1.1 * used
