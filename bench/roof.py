@@ -21,6 +21,7 @@ from bench.device import Gpu
 from ddtree_numba.kernels import ptx
 from ddtree_numba.kernels.arguments import read, write
 from ddtree_numba.kernels.launch import kernel
+from ddtree_numba.kernels.tensor_cores import multiply
 from ddtree_numba.spec.numerics import BF16
 
 COPY_BYTES = 2 << 30  # of each buffer: what stays in L2 unwritten is 1-2 %
@@ -75,10 +76,7 @@ def mma_kernel(operands: read(uint32), out: write(float32), products: int32):
         sums[i] = float32(0)
     for _ in range(products):
         for n in range(0, SUMS, 4):
-            sums[n], sums[n + 1], sums[n + 2], sums[n + 3] = ptx.mma(
-                *(a[0], a[1], a[2], a[3], a[4], a[5]),
-                *(sums[n], sums[n + 1], sums[n + 2], sums[n + 3]),
-            )
+            multiply(sums, n, a[0], a[1], a[2], a[3], a[4], a[5])
     total = float32(0)
     for i in range(SUMS):
         total = ptx.add(total, sums[i])

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numba.cuda")
 
 from bench import device, roof
-from ddtree_numba.kernels import driver
+from ddtree_numba.kernels import driver, ptx_cpu
 from ddtree_numba.spec.numerics import BF16
 
 PROPERTIES = dict(name=b"Made Up", multiProcessorCount=3)
@@ -181,14 +181,10 @@ def test_an_empty_kernel_is_one_that_compiles():
 def test_the_mma_roof_multiplies_in_chains_side_by_side():
     rng = np.random.default_rng(5)
     a, b = rng.integers(-3, 4, (16, 16)), rng.integers(-3, 4, (16, 8))
-    lane = np.arange(32)
-    row, k = lane // 4, 2 * (lane % 4)
-    pairs = [(a[r, c], a[r, c + 1]) for c in (k, k + 8) for r in (row, row + 8)]
-    pairs += [(b[c, row], b[c + 1, row]) for c in (k, k + 8)]
-    words = np.stack([np.stack(pair, axis=-1) for pair in pairs])  # 6 of 32 lanes, 2 numbers each
-    operands = words.astype(BF16).view(np.uint32)[..., 0].copy()
+    lanes = np.empty(32 * 12, BF16)
+    lanes[ptx_cpu.A], lanes[ptx_cpu.B] = a, b
+    operands = lanes.view(np.uint32).reshape(32, 6).T.copy()
     out = np.zeros(roof.mma_kernel.threads, np.float32)
     roof.mma_kernel.launch(1, operands, out, 3)
-    d = a @ b
-    total = sum(d[r, c] for r in (row, row + 8) for c in (k, k + 1))
+    total = (a @ b).reshape(-1)[ptx_cpu.D].sum(axis=1)  # of what a lane holds
     assert (out.reshape(-1, 32) == 3 * roof.CHAINS * total).all()

@@ -48,7 +48,7 @@ def run(x, weight, out_dtype=BF16, way=None):
     """On numpy arrays, with a poisoned workspace."""
     outs, width = weight.shape
     floats = way.parts * len(x) * outs if way else workspace_floats(len(x), outs, width)
-    workspace = np.full(floats, np.nan, F32)
+    workspace = np.full(floats, np.nan, F32) if floats else None
     out = np.empty((len(x), outs), out_dtype)
     return linear(x, weight, out=out, workspace=workspace, way=way)
 

@@ -45,7 +45,7 @@ FAULTS = {
     "the copy overwrites what is read": (
         "if slot > 0 else STAGES - 1",
         "if False else slot",
-        f"{EARLY}|{RACE}",  # who comes first decides which of the two is seen
+        EARLY,
     ),
     "the copy goes where another is under way": ("slot - 1 if slot > 0", "1 if slot == 0", TWICE),
     "mma in a branch of some lanes": (
@@ -66,11 +66,16 @@ FAULTS = {
     "local sum never set": ("d0 = d1 = d2 = d3", "d0 = d1 = d2", "UnboundLocalError"),
 }
 
+# In these orders a lane overwrites before another one reads.
+SHUFFLED = {"the copy overwrites what is read": RACE}
+
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_and_named(name, seed, rng):
     old, new, message = FAULTS[name]
+    if seed is not None:
+        message = SHUFFLED.get(name, message)
     with pytest.raises(Fault, match=message) as caught:
         run_gemm(mutated(old, new), rng, steps=4, seed=seed)
     where = r"skinny_gemm, skinny_gemm.py:(\d+), block \(0, 0, 0\), thread \d+: "
